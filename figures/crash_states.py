@@ -176,12 +176,12 @@ def newest(out: Path) -> int:
     """Returns the newest step that can be read completely, or 0 for none."""
     from everstep import _internal
 
-    for step, path, size, wrong in _internal.list_checkpoints(out):
+    for row in _internal.list_checkpoints(out):
         try:
-            if wrong is None:
-                for rank in range(size or 0):
-                    _internal.open_shard(path, rank).verify()
-                return step
+            if row.wrong is None:
+                for rank in range(row.world_size or 0):
+                    _internal.open_shard(row.path, rank).verify()
+                return row.step
         except _internal.CheckpointError:
             continue
     return 0

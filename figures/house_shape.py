@@ -19,6 +19,35 @@ FILE_LINES, FUNCTION_LINES, PUBLIC_FIELDS, CIRCLE = 500, 80, 15, 4
 DEVELOPMENT = ("everstep-sim", "everstep-fleet")
 
 
+#: A guard that is counted before it reads in place, as in ``crates/checkpoint/src/arena/region.rs``.
+SOUND = """
+pub struct Reader<M: Memory> { slot: Arc<Slot<M>> }
+impl<M: Memory> Reader<M> {
+    pub fn region(&self) -> Option<&[u8]> { unsafe { self.slot.still_region() } }
+}
+impl<M: Memory> Drop for Reader<M> {
+    fn drop(&mut self) { self.slot.state_word().end_read(); }
+}
+impl<M: Memory> Slot<M> {
+    pub fn read(self: &Arc<Self>) -> Option<Reader<M>> {
+        self.state_word().read().then(|| Reader { slot: Arc::clone(self) })
+    }
+    pub unsafe fn memory(&self) -> &M { &self.memory }
+}
+"""
+#: What makes it unsound, each to be found in it.
+UNSOUND = {
+    "uncounted": ("self.state_word().read()", "self.is_sealed()"),
+    "never-ended": ("self.slot.state_word().end_read();", ""),
+    "ended-otherwise": ("end_read", "end_repair"),
+    "open": ("{ slot: Arc<Slot<M>> }", "{ pub slot: Arc<Slot<M>> }"),
+    "writable": ("Option<&[u8]>", "Option<&mut [u8]>"),
+    "memory": ("pub unsafe fn memory", "pub fn memory"),
+    "store": ("    pub unsafe fn", "    pub fn store(&self) { self.memory.store(0, &[]) }\n    pub unsafe fn"),
+    "slot": ("impl<M: Memory> Reader<M> {", "impl<M: Memory> Slot<M> {"),
+}
+
+
 def _long_files(root: Path) -> list[str]:
     sizes = ((p, len(p.read_text().splitlines())) for p in structure.files(root, ".rs", ".py"))
     return [f"{p.relative_to(root)}: {n}" for p, n in sizes if n > FILE_LINES]
@@ -70,6 +99,14 @@ def _planted(root: Path) -> None:
     (source / "lib.rs").write_text(text + "// A line.\n" * FILE_LINES)
 
 
+def _guard(root: Path, source: str) -> int:
+    """Returns the number of unsound functions that are found in ``source``."""
+    path = root / "guard.rs"
+    path.write_text(source)
+    structure.rust_tree.cache_clear()
+    return len(structure.unsound(path))
+
+
 def measure(soak: bool) -> Iterator[Bound]:
     measures = {
         "files": (_long_files, f"files of more than {FILE_LINES} lines"),
@@ -78,7 +115,7 @@ def measure(soak: bool) -> Iterator[Bound]:
             _wide_types,
             f"types with more than {PUBLIC_FIELDS} public fields, command-line options and rows of schemas left out",
         ),
-        "unsound": (_unsound, "safe functions that give out slices of shared memory"),
+        "unsound": (_unsound, "safe functions that share or change memory that others read in place"),
         "circles": (_circles, f"import circles of more than {CIRCLE} files"),
     }
     for part, (find, unit) in measures.items():
@@ -92,3 +129,7 @@ def measure(soak: bool) -> Iterator[Bound]:
         _planted(Path(planted))
         for part, (find, unit) in measures.items():
             yield Bound(f"planted-{part}", len(find(Path(planted))), unit, "=", 0, control=True)
+        yield Bound("guard", _guard(Path(planted), SOUND), measures["unsound"][1], "=", 0)
+        for name, (sound, mistake) in UNSOUND.items():
+            found = _guard(Path(planted), SOUND.replace(sound, mistake))
+            yield Bound(f"planted-guard-{name}", found, measures["unsound"][1], "=", 0, control=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from everstep._internal import Arena, reserve_slot
+from everstep._internal import Arena, Entry, SlotLayout, Source, reserve_slot
 from figures.bound import Bound
 from harness.cluster import cluster
 
@@ -39,6 +39,7 @@ def _run(out: Path, clean: int, flips: int) -> tuple[list[dict[str, Any]], list[
 def _capture(size: int) -> tuple[float, float]:
     """Returns the seconds of captures with and without a digest, alternating."""
     data = torch.rand(size // 4)
+    layout = SlotLayout([Entry("w", "F32", [size // 4], size)], [Source(data.data_ptr(), size, False)])
     with tempfile.TemporaryDirectory(dir="/dev/shm") as scratch:
         arenas = []
         for shared in (True, False):
@@ -49,9 +50,7 @@ def _capture(size: int) -> tuple[float, float]:
         for step in range(1, 42):
             for arena, into in zip(arenas, times, strict=True):
                 began = time.perf_counter()
-                arena.capture(
-                    step, [("w", "F32", [size // 4], size)], [(data.data_ptr(), size, False)], None, 2, None, False
-                )
+                arena.capture(step, layout, [], None, 2, None, False, False)
                 arena.wait()
                 into.append(time.perf_counter() - began)
     return statistics.median(times[0]), statistics.median(times[1])

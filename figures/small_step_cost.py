@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -107,15 +108,17 @@ def measure(soak: bool) -> Iterator[Bound]:
         yield goodput(part, several)
     for megabytes in (10, 50):
         # Few of their steps have a snapshot: with 120 blocks, the standard error of the cost of 50
-        # MB was 9 %.
-        budgeted = run(megabytes * MB, 10 * blocks)
-        slower = 100 * budgeted["paired"] / budgeted["step"]
+        # MB was 9 %. Three processes, because one interruption within a call counts in goodput in
+        # full, and in the middle half of the pairs not at all.
+        budgeted = [run(megabytes * MB, 10 * blocks) for _ in range(3)]
+        slower = sorted(round(100 * b["paired"] / b["step"], 2) for b in budgeted)
+        steps = 1e3 * statistics.median(b["step"] for b in budgeted)
         yield Bound(
             f"{megabytes}MB",
-            round(slower, 2),
-            f"% slower than steps of {1e3 * budgeted['step']:.1f} ms without",
+            slower[1],
+            f"% slower than steps of {steps:.1f} ms without (median of {slower})",
             "<=",
             100 * BUDGET,
-            samples=tuple(budgeted["pairs"]),
+            samples=tuple(pair for b in budgeted for pair in b["pairs"]),
         )
-        yield goodput(f"{megabytes}MB", [budgeted])
+        yield goodput(f"{megabytes}MB", budgeted)

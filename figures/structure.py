@@ -7,6 +7,7 @@ not count as code.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +23,7 @@ FOREIGN = frozenset(("__pycache__", "everstep.data", "target"))
 #: Derives whose fields are the options of a command line.
 COMMAND_LINE = frozenset(("Args", "Parser"))
 #: Types that are a row of a schema in ``docs/schema``.
-ROWS = frozenset(("Incident",))
+ROWS = frozenset(("Incident", "JobGoodput"))
 
 
 @dataclass(frozen=True)
@@ -103,22 +104,108 @@ def public_fields(path: Path) -> list[Finding]:
 
 
 def unsound(path: Path) -> list[Finding]:
-    """Returns the safe functions of a Rust file that give out byte slices of shared memory.
+    """Returns the safe functions of a Rust file through which safe code could share or change what others read in place.
 
-    It searches the trait ``Memory``, and the ``impl`` blocks that implement it or are generic over it.
+    It searches the trait ``Memory``, and the ``impl`` blocks that implement it or are generic over it, for safe functions
+    that give out byte slices or the memory itself, and for public ones that write to it. A guard may give out slices that
+    cannot be written, and may write; see ``_guards``.
     """
     found = []
+    guards = _guards(rust_tree(path))
     for block in (n for n in _walk(rust_tree(path)) if n.type in ("trait_item", "impl_item")):
         body = block.child_by_field_name("body")
         if body is None or not any(_text(n) == "Memory" for c in block.named_children if c != body for n in _walk(c)):
             continue
+        guard = _base(block.child_by_field_name("type")) in guards
+        parameters = block.child_by_field_name("type_parameters")
+        memories = (
+            {_text(n) for n in _walk(parameters) if n.type == "type_identifier"} if parameters is not None else set()
+        )
         for node in (n for n in body.named_children if n.type in ("function_item", "function_signature_item")):
-            returned = node.child_by_field_name("return_type")
-            references = (n for n in _walk(returned) if n.type == "reference_type") if returned is not None else ()
-            modifiers = [_text(c) for c in node.children if c.type == "function_modifiers"]
-            if "unsafe" not in " ".join(modifiers) and any("[u8]" in _text(r) for r in references):
+            if _is_unsafe(node):
+                continue
+            references = [r for r in _within(node.child_by_field_name("return_type")) if r.type == "reference_type"]
+            slices = [r for r in references if "[u8]" in _text(r)]
+            writable = any(c.type == "mutable_specifier" for r in slices for c in r.children)
+            whole = any(_text(r.child_by_field_name("type")) in memories for r in references)
+            public = any(_text(c) == "pub" for c in node.children if c.type == "visibility_modifier")
+            if writable or whole or (not guard and (slices or (public and _writes(node)))):
                 found.append(Finding(path, _text(node.child_by_field_name("name")), 1))
     return found
+
+
+def _within(node: Node | None) -> Iterator[Node]:
+    return _walk(node) if node is not None else iter(())
+
+
+def _is_unsafe(function: Node) -> bool:
+    return any("unsafe" in _text(c) for c in function.children if c.type == "function_modifiers")
+
+
+def _base(kind: Node | None) -> str:
+    """Returns the name of a type without its parameters."""
+    return _text(kind).split("<")[0]
+
+
+def _writes(function: Node) -> bool:
+    """Returns whether a function stores bytes into a slot or its memory."""
+    calls = (n.child_by_field_name("function") for n in _walk(function) if n.type == "call_expression")
+    called = [_text(c) for c in calls if c is not None and c.type == "field_expression"]
+    return any(c.split(".")[-1] == "store" and c.split(".")[-2] in ("memory", "slot") for c in called)
+
+
+def _guards(tree: Node) -> set[str]:
+    """Returns the types whose values show that their owner may use a slot's bytes.
+
+    A guard has no public fields. Each place that makes one is an ``unsafe`` function, whose caller promises that nobody
+    else writes; or it takes something from the state word (``state_word().read()``), which dropping the guard gives back
+    (``state_word().end_read()``).
+    """
+    fields = ("field_declaration", "ordered_field_declaration_list")
+    structs = {_text(n.child_by_field_name("name")): n for n in _walk(tree) if n.type == "struct_item"}
+    closed = {
+        name
+        for name, struct in structs.items()
+        if not any(c.type == "visibility_modifier" for f in _walk(struct) if f.type in fields for c in f.children)
+    }
+    drops = {
+        _base(n.child_by_field_name("type")): _text(n)
+        for n in _walk(tree)
+        if n.type == "impl_item" and _text(n.child_by_field_name("trait")) == "Drop"
+    }
+    made: dict[str, list[bool]] = {}
+    for node in _walk(tree):
+        name = _made(node)
+        if name in closed:
+            made.setdefault(name, []).append(_is_earned(node, drops.get(name, "")))
+    return {name for name, earned in made.items() if all(earned)}
+
+
+def _made(node: Node) -> str:
+    """Returns the type that an expression makes a value of, or an empty string."""
+    if node.type == "struct_expression":
+        name = _base(node.child_by_field_name("name"))
+    elif node.type == "call_expression":
+        name = _base(node.child_by_field_name("function"))
+    else:
+        return ""
+    block = _enclosing(node, "impl_item")
+    return _base(block.child_by_field_name("type")) if name == "Self" and block is not None else name
+
+
+def _enclosing(node: Node, kind: str) -> Node | None:
+    parent = node.parent
+    while parent is not None and parent.type != kind:
+        parent = parent.parent
+    return parent
+
+
+def _is_earned(made: Node, drop: str) -> bool:
+    function = _enclosing(made, "function_item")
+    if function is None:
+        return False
+    taken = re.findall(r"state_word\(\)\s*\.(\w+)\(\)", _text(function))
+    return _is_unsafe(function) or any(f"state_word().end_{name}()" in drop for name in taken)
 
 
 class Crate:

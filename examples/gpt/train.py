@@ -64,6 +64,9 @@ def main() -> None:
     )
     Path(args.out).mkdir(parents=True, exist_ok=True)
     log = (Path(args.out) / f"losses-{rank}.jsonl").open("a")
+    begun = ckpt.restore()
+    if rank == 0 and begun >= args.steps:
+        print(f"already complete at step {begun}; give another --out to train again", flush=True)
     for step in ckpt.steps(args.steps):
         x, y = batch()
         loss = ddp(x, y)

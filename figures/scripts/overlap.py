@@ -89,7 +89,7 @@ def main() -> None:
         if step and arm != plan[step - 1]:
             ckpt.wait("peer")
             watch.set_open(arm in ("unpaced", "blocking"))
-            board.set("OneBuffer", int(arm == "unpipelined"))
+            board.one_buffer = arm == "unpipelined"
             dist.barrier()
         began = time.perf_counter()
         net(data).square().mean().backward()

@@ -26,8 +26,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from everstep._internal import Arena, Mark, publish, reserve_slot
-from everstep.placed import PARTS
+from everstep._internal import Arena, Mark, Retention, SlotLayout, Source, publish, reserve_slot
+from everstep.shard_layout import PARTS
 from everstep.slots import Snapshot
 from everstep.state import Item, Layout, State
 
@@ -64,15 +64,15 @@ def save(directory: Path, ranks: int, tensors: int) -> dict[str, float]:
         items = [Item(PARTS, blob, True) if i.name == PARTS else i for i in snapshot.items]
         shards.append(_write(directory, slot, Snapshot(1, items, 1), rank, ranks))
     began = time.process_time()
-    publish(str(directory), MARK, 1, shards, (2, 0, True))
+    publish(str(directory), MARK, 1, shards, Retention(2, 0, True), True)
     return {"rank": own, "publish": time.process_time() - began}
 
 
 def _write(directory: Path, slot: str, snapshot: Snapshot, rank: int, ranks: int) -> str:
     arena = Arena([slot], "", rank, ranks, 0)
     entries = [i.entry() for i in snapshot.items]
-    sources = [(i.tensor.data_ptr(), e[3], False) for i, e in zip(snapshot.items, entries, strict=True)]
-    arena.capture(1, entries, sources, 1, 1, None, False)
+    sources = [Source(i.tensor.data_ptr(), e.bytes, False) for i, e in zip(snapshot.items, entries, strict=True)]
+    arena.capture(1, SlotLayout(entries, sources), [], 1, 1, None, False, False)
     arena.wait()
     return str(arena.write_shard(str(directory), 1, MARK))
 

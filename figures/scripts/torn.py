@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 import everstep
+from everstep._internal import Target
 
 SWAPPED = -1.0
 #: Shape of the model. Its float32 weights and momentum take 168 MB.
@@ -156,9 +157,9 @@ def sealed(ckpt: everstep.CheckpointManager, step: int) -> bool | None:
     if step not in [s for s, _ in arena.held()]:
         return None
     shard = arena.shard(step)
-    entries = [e for e in shard.entries() if e[0].endswith(".weight")]
-    rooms = [torch.empty(e[2]) for e in entries]
-    shard.copy_to([(e[0], r.data_ptr(), e[3]) for e, r in zip(entries, rooms, strict=True)])
+    entries = [e for e in shard.entries() if e.name.endswith(".weight")]
+    rooms = [torch.empty(e.shape) for e in entries]
+    shard.copy_to([Target(e.name, r.data_ptr(), e.bytes) for e, r in zip(entries, rooms, strict=True)])
     return all(wrong(r, step) == 0 for r in rooms)
 
 

@@ -26,14 +26,15 @@ def main() -> None:
     arena.populate()
     size = WORDS * 8
     memory = [ctypes.create_string_buffer(size) for _ in range(TENSORS)]
-    entries = [(f"t{i}", "U8", [size], size) for i in range(TENSORS)]
-    sources = [(ctypes.addressof(m), size, i % 7 == 0) for i, m in enumerate(memory)]
+    entries = [_internal.Entry(f"t{i}", "U8", [size], size) for i in range(TENSORS)]
+    sources = [_internal.Source(ctypes.addressof(m), size, i % 7 == 0) for i, m in enumerate(memory)]
+    layout = _internal.SlotLayout(entries, sources)
     step = first
     while True:
         step += 1
         for i, m in enumerate(memory):
             ctypes.memmove(m, content(step, i), size)
-        arena.capture(step, entries, sources, None, 2, None, False)
+        arena.capture(step, layout, [], None, 2, None, False, False)
         arena.wait()
         # Printed only once the step is sealed.
         sys.stdout.write(f"{step}\n")

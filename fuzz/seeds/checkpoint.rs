@@ -10,7 +10,7 @@ use everstep_checkpoint::format::shard::{
 use everstep_checkpoint::lineage::{Fork, Lineage};
 use everstep_core::id::{Rank, RunId};
 use everstep_core::message::{Purpose, ShardFile};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 
 /// Returns manifests, whole and without their checksum.
@@ -21,6 +21,7 @@ pub fn manifests() -> serde_json::Result<Seeds> {
         bytes: 8192,
         crc: format!("{:016x}", 0x1234_5678_9abc_def0_u64 + u64::from(rank)),
         purpose,
+        objects: BTreeSet::new(),
     };
     let old = Manifest {
         version: VERSION,

@@ -2,6 +2,7 @@
 //! HTTP/1, which only other programs speak, is written here.
 
 use crate::{Seeds, wire};
+use everstep_core::id::Generation;
 use everstep_core::injection::{Injected, Injection};
 use everstep_fuzz::coordinator::{JOB, TOKEN, answer};
 use everstep_wire::client::{attach, tell};
@@ -72,7 +73,7 @@ async fn attached() -> Result<Vec<u8>, Box<dyn Error>> {
     let (lines, mut orders) = attach(ENDPOINT, &Token::from_text(TOKEN)).await?;
     lines.send(wire::greeting())?;
     orders.recv().await.ok_or("the coordinator does not answer")?;
-    lines.send(ToCoordinator::Ping(Vec::new()))?;
+    lines.send(ToCoordinator::Ping { generation: Generation(0), ranks: Vec::new() })?;
     orders.recv().await.ok_or("the coordinator does not answer")?;
     drop((lines, orders));
     Ok(recorder.await??)

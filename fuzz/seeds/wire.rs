@@ -6,8 +6,9 @@ use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank, Run
 use everstep_core::injection::{Injected, Injection};
 use everstep_core::ledger::{Account, Category, Spent};
 use everstep_core::message::{
-    Copies, Hello, Holding, Keeper, Offer, Offers, Order, Place, Purpose, Redundancy, Replication, Report, ShardFile,
-    Slot, Source, Tier, World,
+    Copies, CrewOrder, CrewReport, ExitReason, Hello, Holding, Holdings, Keeper, Offer, Offers, Order, Place, Purpose,
+    RankOffers, Redundancy, Replication, Report, Restore, Round, ShardFile, ShardWritten, Slot, SnapshotInterval,
+    Source, Start, Tier, Unreadable, World,
 };
 use everstep_core::progress::RankProgress;
 use everstep_core::severity::Table;
@@ -16,19 +17,20 @@ use everstep_wire::envelope::{ToAgent, ToCoordinator, VERSION, encode};
 use everstep_wire::frame;
 use everstep_wire::limits::FRAME_BYTES_MAX;
 use everstep_wire::raw::Raw;
-use everstep_wire::worker::{Reply, Request};
+use everstep_wire::worker::{Ask, Persist, Reply, Request, WorkerId};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 
 const GENERATION: Generation = Generation(3);
+const WORKER: WorkerId = WorkerId { generation: GENERATION, rank: Rank(9), local_rank: 1 };
 
 /// Returns streams of frames, each behind the length of its pieces.
 pub fn frames() -> io::Result<Seeds> {
     let stream = |cut: u8, frames: &[Vec<u8>]| [[cut].as_slice(), &frames.concat()].concat();
-    let due = frame::encode(&Request::PersistDue { generation: GENERATION })?;
+    let due = frame::encode(&Request { from: WORKER, ask: Ask::PersistDue })?;
     let done = frame::encode(&Reply::Done)?;
     let environment = frame::encode(&vec![Raw::from("PATH=/bin"), Raw(OsString::from_vec(b"NAME=\xff".to_vec()))])?;
     let long = u32::try_from(FRAME_BYTES_MAX).map_err(io::Error::other)? + 1;
@@ -47,7 +49,15 @@ pub fn worker_messages() -> serde_json::Result<Seeds> {
     let replies = [
         ("done", Reply::Done),
         ("slots", Reply::Slots { paths: vec!["/dev/shm/everstep-0/slot".into()], warning: Some("on disk".into()) }),
-        ("step", Reply::Restore { step: Some(Step(7)), tier: Some(Tier::Peer), path: Some("/dev/shm/slot".into()) }),
+        (
+            "step",
+            Reply::Restore {
+                step: Some(Step(7)),
+                tier: Some(Tier::Peer),
+                path: Some("/dev/shm/slot".into()),
+                found: false,
+            },
+        ),
         ("refused", Reply::Refused { why: "no memory is left".into() }),
     ];
     let replies = replies.into_iter().map(|(name, reply)| Ok((name, serde_json::to_vec(&reply)?)));
@@ -56,28 +66,19 @@ pub fn worker_messages() -> serde_json::Result<Seeds> {
 
 /// Returns a request of each kind.
 fn requests() -> Vec<(&'static str, Request)> {
-    let (generation, rank, local_rank) = (GENERATION, Rank(9), 1);
-    vec![
-        ("reserve", Request::Reserve { generation, local_rank, slot_bytes: 4096, slots: 3 }),
-        ("restore", Request::Restore { generation, rank, offers: offers() }),
-        ("heal", Request::Heal { generation, rank, path: "/dev/shm/slot".into(), chunks: vec![0, 5] }),
-        ("restore-failed", Request::RestoreFailed { generation, rank, step: Step(7), tier: Tier::Memory }),
+    let asks = [
+        ("reserve", Ask::Reserve { slot_bytes: 4096, slots: 3 }),
+        ("restore", Ask::Restore(offers())),
+        ("heal", Ask::Heal { path: "/dev/shm/slot".into(), chunks: vec![0, 5] }),
+        ("restore-failed", Ask::RestoreFailed(Unreadable { step: Step(7), tier: Tier::Memory })),
         (
             "replicas",
-            Request::Replicas {
-                generation,
-                local_rank,
-                run: RunId(1).to_string(),
-                wish: Redundancy { replicas: 2, data: 4, shared: false },
-            },
+            Ask::Replicas { run: RunId(1).to_string(), wish: Redundancy { replicas: 2, data: 4, shared: false } },
         ),
-        ("await-durable", Request::AwaitDurable { generation, step: Step(7) }),
+        ("await-durable", Ask::AwaitDurable(Step(7))),
         (
             "persist",
-            Request::Persist {
-                generation,
-                local_rank,
-                rank,
+            Ask::Persist(Persist {
                 directory: "/checkpoints".into(),
                 run: RunId(1),
                 keep: 3,
@@ -85,25 +86,29 @@ fn requests() -> Vec<(&'static str, Request)> {
                 keep_epochs: true,
                 bandwidth: 0,
                 exactly: false,
-            },
+            }),
         ),
-        ("persist-due", Request::PersistDue { generation }),
-        ("snapshot-every", Request::SnapshotEvery { generation, every: 10 }),
+        ("persist-due", Ask::PersistDue),
+        ("snapshot-every", Ask::SnapshotEvery(SnapshotInterval(10))),
         (
             "error",
-            Request::Error {
-                generation,
-                local_rank,
+            Ask::Error {
                 message: "ValueError: \"é\"".into(),
                 uncaught: Some("Traceback (most recent call last):\n".into()),
             },
         ),
-    ]
+    ];
+    asks.into_iter().map(|(name, ask)| (name, Request { from: WORKER, ask })).collect()
 }
 
 fn offers() -> Offers {
     let offer = |step, tier| Offer { step: Step(step), tier, generation: GENERATION };
-    Offers { held: vec![offer(7, Tier::Memory), offer(5, Tier::Durable)], shared: false, wanted: Some(Step(5)) }
+    Offers {
+        held: vec![offer(7, Tier::Memory), offer(5, Tier::Durable)],
+        shared: false,
+        wanted: Some(Step(5)),
+        found: false,
+    }
 }
 
 /// Returns streams of lines: with checksums, and one message of each kind without.
@@ -158,6 +163,8 @@ fn hello(version: u32) -> ToCoordinator {
         role: "default".into(),
         seen: GENERATION,
         running: None,
+        stop: None,
+        shutdown_grace_ms: 30_000,
     };
     ToCoordinator::Hello { version, hello: Box::new(hello) }
 }
@@ -172,7 +179,18 @@ fn to_coordinator() -> Vec<(&'static str, ToCoordinator)> {
     let cause = Cause::Exited(Outcome::Code(1));
     let message = "torch.OutOfMemoryError: CUDA out of memory.".to_owned();
     let verdict = Table::built_in().judge(&cause, &message);
-    let failure = Failure { rank, local_rank: 1, pid: 42, cause, message, step: Some(step), progressed: true, verdict };
+    let failure = Failure {
+        rank,
+        local_rank: 1,
+        pid: 42,
+        cause,
+        message,
+        step: Some(step),
+        total: None,
+        passes: 0,
+        progressed: true,
+        verdict,
+    };
     let holding = Holding { step, generation, rank, world_size: 2, shared: false };
     let shard = ShardFile {
         rank,
@@ -180,6 +198,7 @@ fn to_coordinator() -> Vec<(&'static str, ToCoordinator)> {
         bytes: 4096,
         crc: format!("{:016x}", 1),
         purpose: Purpose::Recovery,
+        objects: BTreeSet::new(),
     };
     let mut spent = Spent::default();
     spent.put(Category::Productive, 1_000_000);
@@ -187,12 +206,21 @@ fn to_coordinator() -> Vec<(&'static str, ToCoordinator)> {
     let report = ToCoordinator::Report;
     vec![
         ("hello", hello(VERSION)),
-        ("failed", report(Report::WorkerFailed { generation, failure })),
-        ("ping", ToCoordinator::Ping(vec![progress])),
-        ("refused", report(Report::Refused { code: 78, why: "the directory belongs to job one".into() })),
-        ("holds", report(Report::Holds { generation, held: vec![holding], parity: Vec::new() })),
-        ("offers", report(Report::Offers { generation, rank, offers: offers() })),
-        ("written", report(Report::ShardWritten { generation, step, directory: "/checkpoints".into(), shard })),
+        ("failed", report(Report::Crew(generation, CrewReport::WorkerFailed(failure)))),
+        ("ping", ToCoordinator::Ping { generation, ranks: vec![progress] }),
+        ("refused", report(Report::Refused(ExitReason { code: 78, why: "the directory belongs to job one".into() }))),
+        (
+            "holds",
+            report(Report::Crew(generation, CrewReport::Holds(Holdings { held: vec![holding], parity: Vec::new() }))),
+        ),
+        ("offers", report(Report::Crew(generation, CrewReport::Offers(RankOffers { rank, offers: offers() })))),
+        (
+            "written",
+            report(Report::Crew(
+                generation,
+                CrewReport::ShardWritten(ShardWritten { step, directory: "/checkpoints".into(), shard }),
+            )),
+        ),
         ("worker-stacks", ToCoordinator::Stacks { generation, stacks: BTreeMap::from([(1, vec!["a.py:3 f".into()])]) }),
         ("spent", ToCoordinator::Spent(vec![Account { generation, places: 2, spent, pending: 5, steps: None }])),
         ("samples", ToCoordinator::Samples { at: 1_700_000_000_000, role: 1, packed: "AQAAgD8".into() }),
@@ -205,21 +233,30 @@ fn to_agent() -> Vec<(&'static str, ToAgent)> {
     let order = |order| ToAgent::Order { epoch, order };
     let holding = Holding { step: Step(7), generation, rank: Rank(1), world_size: 2, shared: false };
     let copies = Copies { of: holding, holders: vec!["10.0.0.2:4001".into()] };
-    let restore = Order::Restore {
+    let restore = Order::Crew(
         generation,
-        step: Some(Step(7)),
-        sources: vec![Source { tier: Tier::Peer, copies: Some(copies), rebuild: None }],
-        persist: false,
-        best: Some(Step(8)),
-    };
+        CrewOrder::Restore(Restore {
+            step: Some(Step(7)),
+            sources: vec![Source { tier: Tier::Peer, copies: Some(copies), rebuild: None }],
+            persist: false,
+            best: Some(Step(8)),
+            found: false,
+        }),
+    );
     let keeper = Keeper { node: NodeId("1".into()), address: "10.0.0.2:4001".into() };
     let plan = Replication { keepers: vec![keeper], keeps: vec![Rank(1)], ..Replication::default() };
     vec![
         ("welcome", order(Order::Welcome { epoch })),
-        ("start", order(Order::Start { generation, place: place(), restarts: 1, max_restarts: 10 })),
+        (
+            "start",
+            order(Order::Crew(generation, CrewOrder::Start(Start { place: place(), restarts: 1, max_restarts: 10 }))),
+        ),
         ("restore-at", order(restore)),
-        ("replicate", order(Order::Replicate { generation, plan, next: Step(8), round: 1 })),
-        ("end", order(Order::End { code: 1, why: "rank 1 failed".into() })),
+        (
+            "replicate",
+            order(Order::Crew(generation, CrewOrder::Replicate { plan, round: Round { next: Step(8), round: 1 } })),
+        ),
+        ("end", order(Order::End(ExitReason { code: 1, why: "rank 1 failed".into() }))),
         ("inject", ToAgent::Inject(Injection { fault: Injected::Slow { percent: 50 }, rank: 1, milliseconds: 1000 })),
     ]
 }

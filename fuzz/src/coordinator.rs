@@ -1,10 +1,10 @@
 //! A stand-in for the coordinator behind its server.
 
-use everstep_core::id::Epoch;
+use everstep_core::id::{Epoch, NodeId};
 use everstep_core::message::Order;
 use everstep_wire::envelope::{ToAgent, ToCoordinator};
+use everstep_wire::output::CoordinatorStatus;
 use everstep_wire::server::Inbound;
-use serde_json::json;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
 /// The token of its requests. It is short, so that mutations keep it.
@@ -22,7 +22,7 @@ pub async fn answer(mut inbox: UnboundedReceiver<Inbound>) -> usize {
             Inbound::Attached { orders, lines } => {
                 tokio::spawn(converse(orders, lines));
             }
-            Inbound::Status(done) => drop(done.send(json!({"jobs": []}))),
+            Inbound::Status(done) => drop(done.send(status())),
             Inbound::Metrics(done) => drop(done.send("# EOF\n".into())),
             Inbound::Stop { job, done } | Inbound::Stacks { job, done } => drop(done.send(job == JOB)),
             Inbound::Approve { job, request, done } => {
@@ -30,12 +30,17 @@ pub async fn answer(mut inbox: UnboundedReceiver<Inbound>) -> usize {
                 let _ = done.send(answer);
             }
             Inbound::Inject { job, injection, done } => {
-                let answer = if job == JOB { Ok(format!("{injection:?}")) } else { Err(format!("no job {job}")) };
+                let answer =
+                    if job == JOB { Ok(NodeId(format!("{injection:?}"))) } else { Err(format!("no job {job}")) };
                 let _ = done.send(answer);
             }
         }
     }
     requests
+}
+
+fn status() -> CoordinatorStatus {
+    CoordinatorStatus { version: 1, epoch: Epoch(1), pid: 1, endpoint: String::new(), jobs: Vec::new() }
 }
 
 /// Sends an order for each message of an agent.

@@ -6,7 +6,7 @@
 
 use everstep_fuzz::json::assert_stable;
 use everstep_wire::frame;
-use everstep_wire::worker::{Reply, Request};
+use everstep_wire::worker::{Ask, Reply, Request};
 use serde::de::DeserializeOwned;
 
 everstep_fuzz::target!(check);
@@ -14,7 +14,7 @@ everstep_fuzz::target!(check);
 fn check(input: &[u8]) {
     if let Some(request) = framed::<Request>(input) {
         assert_stable(&request);
-        if let (Ok(()), Request::Reserve { slot_bytes, slots, .. }) = (request.check(), &request) {
+        if let (Ok(()), Ask::Reserve { slot_bytes, slots }) = (request.ask.check(), &request.ask) {
             assert!(slot_bytes.checked_mul(u64::from(*slots)).is_some(), "{request:?}");
         }
     }

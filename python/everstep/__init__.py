@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ._internal import AgentError, CheckpointError, EverstepError, __version__
 from .plan import BatchPlan, batch_plan
-from .worker import World, heartbeat, record, report_error, section, should_stop, world
+from .worker import heartbeat, record, report_error, section, should_stop
+from .world import World, world
 
 if TYPE_CHECKING:
     from . import data, dcp

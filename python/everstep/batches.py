@@ -17,15 +17,16 @@ from . import rng
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: An object whose text is different in each process.
+#: Matches the text of an object that is different in each process.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-#: Calls of a kind that may be in hand at once; of more, the oldest are forgotten.
+#: Limit on the outstanding calls of a kind; of more, the oldest are forgotten.
 _IN_HAND_MAX = 64
-#: Batches that were used, and may be seen again (a second model, a recomputation).
+#: Number of used batches that are remembered, because they may be used again (a second model, a
+#: recomputation).
 _USED_MAX = 64
 
 
-#: Where a tensor lies: its storage, and the bytes of it from the first to behind the last.
+#: The memory of a tensor: its storage, and the range of bytes in it.
 Place = tuple[Any, int, int]
 
 
@@ -46,11 +47,12 @@ class _Call:
         self._memory = [(weakref.ref(storage), first, end) for storage, first, end in map(_place, _tensors(batch))]
 
     def is_alive(self) -> bool:
-        """The script still has some of the batch."""
+        """Returns whether the script still has some of the batch."""
         return any(memory() is not None for memory, _, _ in self._memory)
 
     def is_among(self, places: list[Place], *, exactly: bool = False) -> bool:
-        """Some of the batch is among these, however it is viewed. Batches may be slices of one storage."""
+        """Returns whether some of the batch is among these, however it is viewed. Batches may be
+        slices of one storage."""
         for memory, first, end in self._memory:
             mine = memory()
             for storage, start, stop in places if mine is not None else ():
@@ -60,13 +62,14 @@ class _Call:
 
 
 def _those_on(places: list[Place], calls: list[_Call]) -> list[_Call]:
-    """The calls whose batches lie there: batches that overlap may be told apart by where they begin and end."""
+    """Returns the calls whose batches are there; overlapping batches may be distinguished by where
+    they begin and end."""
     exact = [call for call in calls if call.is_among(places, exactly=True)]
     return exact or [call for call in calls if call.is_among(places)]
 
 
 def _tensors(value: Any, depth: int = 4) -> Iterator[Tensor]:
-    """Tensors in a batch, or in the arguments of a forward pass."""
+    """Yields tensors in a batch, or in the arguments of a forward pass."""
     if isinstance(value, Tensor):
         if value.layout is torch.strided:
             yield value
@@ -120,7 +123,8 @@ class _Keys:
 
 
 def _in_backward() -> bool:
-    """A forward pass within a backward one computes again what was computed before."""
+    """Returns whether this is within a backward pass, where a forward pass recomputes an earlier
+    one."""
     current = getattr(torch._C, "_current_graph_task_id", None)
     return current is not None and current() != -1
 
@@ -128,13 +132,15 @@ def _in_backward() -> bool:
 class Resumable:
     """A batch function with a state.
 
-    A loop that prefetches has, at the end of a step, batches in hand that no forward pass has used. After a restart these very
-    batches must come first, and the random generators must then stand where they stood. So the state before each call is kept until
-    a forward pass has used its batch (:meth:`used`, called by the manager's forward hook), and calls that are outstanding when a
+    At the end of a step, a loop that prefetches has batches that no forward pass has used. After a
+    restart, these very batches must come first, and the random generators must then have the state
+    that they had. So the state before each call is kept until a forward pass has used its batch
+    (:meth:`used`, called by the manager's forward hook), and calls that are outstanding when a
     checkpoint is taken are replayed first.
 
-    A batch is known by its memory. Of one that the loop moves or converts after the call, only the order tells: a forward pass on
-    something else uses the batch that came last, unless batches have been known by their memory so far.
+    A batch is identified by its memory. If the loop moves or converts it after the call, only the
+    order identifies it: a forward pass on something else uses the batch that came last, unless
+    batches have been identified by their memory so far.
     """
 
     def __init__(self, fn: Callable[..., Any]) -> None:
@@ -145,7 +151,8 @@ class Resumable:
         self._used: list[_Call] = []
         self._replay: list[tuple[str, dict[str, Any]]] = []
         self._warned = False
-        #: Arguments of calls whose batches were known by their memory; and whether another's was told by the order.
+        #: Arguments of calls whose batches were identified by their memory; and whether another's
+        #: was identified by the order.
         self._followed: set[str] = set()
         self._by_order = False
 
@@ -165,7 +172,8 @@ class Resumable:
         finally:
             if now is not None:
                 rng.put(now)
-        # Of calls of a kind whose batches are nowhere, or cannot be followed, only the latest can still be waiting to be used.
+        # Of calls of a kind whose batches are nowhere, or cannot be followed, only the latest can
+        # still be waiting to be used.
         gone = [call for call in self._outstanding if call.key == key and not call.is_alive()]
         if gone:
             self._warn("no forward pass was on the batch before this one")
@@ -183,7 +191,7 @@ class Resumable:
             )
 
     def used(self, places: list[Place]) -> None:
-        """A forward pass began, on tensors that lie there."""
+        """Records a forward pass on tensors in this memory."""
         batches = _those_on(places, self._outstanding)
         if batches:
             self._followed.update(call.key for call in batches)
@@ -192,7 +200,7 @@ class Resumable:
                 return
             latest = self._outstanding[-1]
             if latest.is_alive() and (latest.key in self._followed or (self._followed and not self._by_order)):
-                # Batches come as they are: this is on something else (validation, noise).
+                # Batches are used unchanged: this pass is on something else (validation, noise).
                 return
             self._by_order = True
             batches = [latest]
@@ -206,7 +214,7 @@ class Resumable:
         return getattr(self.fn, "__name__", type(self.fn).__name__)
 
     def state_dict(self) -> dict[str, Any]:
-        """Calls whose batches are in hand, each with the random state before it."""
+        """Returns the calls whose batches are unused, each with the random state before it."""
         if self._replay:
             missing = ", ".join(key for key, _ in self._replay)
             warnings.warn(
@@ -218,7 +226,7 @@ class Resumable:
         return {"outstanding": [[call.key, call.before] for call in self._outstanding]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Calls to replay, in their order."""
+        """Sets the calls to replay, in their order."""
         self._replay = [(key, before) for key, before in state["outstanding"]]
         self._outstanding, self._used = [], []
 
@@ -226,14 +234,14 @@ class Resumable:
 def resumable(fn: F) -> F:
     """Makes a batch function ``Stateful``: pass it as ``data=`` to :class:`CheckpointManager`.
 
-    Its batches must depend on the random generators of torch, numpy or Python and on its arguments
-    only. It returns tensors in the form in which the model's forward pass takes them.
+    Its batches must depend only on the random generators of torch, numpy or Python and on its
+    arguments. It returns tensors in the form in which the model's forward pass takes them.
     """
     return Resumable(fn)  # type: ignore[return-value]
 
 
 def watch_forward(state: dict[str, Any]) -> None:
-    """Forward passes of any module among ``state`` use batches."""
+    """Makes forward passes of any module among ``state`` use batches."""
     batches = [o for o in state.values() if isinstance(o, Resumable)]
     if not batches:
         return

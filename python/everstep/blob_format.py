@@ -1,10 +1,11 @@
-"""The format of state that is no tensor: typed msgpack.
+"""The format of state that is not a tensor: typed msgpack.
 
-A blob is a mark and one msgpack value. ``None``, booleans, integers of 64 bits, floats, strings, bytes, lists, and dicts with string
-keys are msgpack's own; every other type is a map of one entry whose key is a number (``TUPLE``, …). Containers are numbered in the
-order in which they are complete, so that one that occurs twice comes back as one object.
+A blob is a mark and one msgpack value. ``None``, booleans, integers of 64 bits, floats, strings,
+bytes, lists, and dicts with string keys are msgpack's own; every other type is a map of one entry
+whose key is a number (``TUPLE``, …). Containers are numbered in the order in which they are
+complete, so that one that occurs twice is decoded as one object.
 
-Types are exact: a subclass would come back as its base.
+Types are exact: a subclass would be decoded as its base.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-#: Tensors of a shard with this in front of their names are values of this kind.
+#: Prefix of the names of the tensors of a shard that are such values.
 BLOB = "__everstep__/"
 #: The first byte of a blob; msgpack never writes it.
 MARK = b"\xc1"
@@ -26,7 +27,7 @@ ARRAY, SCALAR, TENSOR, INLINE, SIZE, CONSTANT, DEVICE, GENERATOR, SAME = range(1
 NUMBERS = frozenset({type(None), bool, int, float})
 #: Numbers, strings and times of numpy; no objects and no records.
 NUMPY_KINDS = "biufcSUMm"
-#: What a ``defaultdict`` may make.
+#: Factories that a ``defaultdict`` may have.
 _MAKERS = (
     list,
     dict,

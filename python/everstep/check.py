@@ -1,14 +1,13 @@
-"""A node's part in a check of the nodes: its own speed, and a real collective with others. Run by the agent as
-``python -m everstep.check``.
+"""A node's part in a node check: its own speed, and a real collective with others. The agent runs it
+as ``python -m everstep.check``.
 
-Each line on standard input asks for a part of a round, each line on standard output answers::
+Each line on standard input requests a part of a round, each line on standard output answers::
 
     {"measure": true, "wait": 100, "tests": [{"name": "7/1/a+b", "host": "10.0.0.1", "port": 4321, "first": true}]}
     {"speed": {"compute": 310, "memory": 2100}, "pairs": [5100], "cannot": null}
 
-Everything that may hang or crash with a bad device happens in a child of its own, which is killed when its
-time is up. Times are microseconds;
-a pair that failed is ``null``.
+Everything that may hang or crash with a bad device runs in a child process of its own, which is
+killed when its time is up. Times are microseconds; a pair that failed is ``null``.
 """
 
 from __future__ import annotations
@@ -28,14 +27,15 @@ from typing import Any
 
 #: Seconds for a collective of two nodes, set-up included, over sockets and over NCCL.
 _PAIR_SECONDS = {"gloo": 3.0, "nccl": 45.0}
-#: A healthy node needs longer on a machine with more to run than it has processors. The limit grows by this factor at most.
+#: Limit on the factor by which a collective may take longer on a machine with a load above its
+#: number of processors.
 _BUSY_MAX = 4.0
 #: Seconds of multiplying and of copying: longer than a period of the scheduler's quota (0.1 s).
 _COMPUTE_SECONDS, _MEMORY_SECONDS = 0.4, 0.2
 #: Seconds for both, with the start of a device.
 _MEASURE_SECONDS = 60.0
-#: A collective is run so many times in a row, again and again for about so long, at most so often; the best counts. A busy machine keeps a
-#: process waiting for longer than one takes.
+#: Collectives in a row, the seconds for which they are repeated, and the limit on their number; the
+#: best time counts. On a busy machine, a process waits for longer than a collective takes.
 _TIMES, _LONG_SECONDS, _MOST_TIMES = 5, 0.25, 40
 _PR_SET_PDEATHSIG = 1
 
@@ -59,7 +59,7 @@ class _Child:
                 os.dup2(2, 1)  # what libraries print is not an answer
                 os.write(theirs, json.dumps({"ok": work()}).encode())
                 code = 0
-            except BaseException as exc:  # noqa: BLE001  # a child of its own, which says why and ends
+            except BaseException as exc:  # noqa: BLE001  # a child process, which reports the error and ends
                 traceback.print_exc()
                 os.write(theirs, json.dumps({"why": f"{type(exc).__name__}: {exc}".splitlines()[0][:300]}).encode())
             finally:
@@ -67,7 +67,7 @@ class _Child:
         os.close(theirs)
 
     def result(self) -> dict[str, Any]:
-        """``{"ok": …}``, or ``{"why": …}``."""
+        """Returns ``{"ok": …}``, or ``{"why": …}``."""
         said = b""
         while (left := self.until - time.monotonic()) > 0 and select.select([self.pipe], [], [], left)[0]:
             part = os.read(self.pipe, 1 << 16)
@@ -85,7 +85,7 @@ class _Child:
 
 
 def _devices() -> int:
-    """GPUs that can be seen; asked for without starting CUDA, which would not survive a fork."""
+    """Returns the number of visible GPUs without starting CUDA, which would not survive a fork."""
     import torch
 
     return torch.cuda.device_count() if torch.backends.cuda.is_built() else 0
@@ -129,7 +129,7 @@ def _speed_of(device: str) -> dict[str, int]:
 
 
 def _measure() -> dict[str, Any]:
-    """The slowest of this node's devices."""
+    """Returns the times of the slowest of this node's devices."""
     devices = [f"cuda:{i}" for i in range(_devices())] or ["cpu"]
     children = [_Child(partial(_speed_of, device), _MEASURE_SECONDS) for device in devices]
     results = [child.result() for child in children]
@@ -160,20 +160,20 @@ def _collective(store: Any, rank: int, size: int, device: str, seconds: float) -
     took = torch.zeros(1, device=device)
     while took.item() < _LONG_SECONDS * 1e6 and len(times) < _MOST_TIMES:
         times += [once() for _ in range(_TIMES)]
-        # Both sides must say the same.
+        # Both sides must stop at the same time.
         took = torch.tensor([float(sum(times))], device=device)
         dist.all_reduce(took, op=dist.ReduceOp.MAX)
     return min(times)
 
 
 def _limit(backend: str) -> float:
-    """Seconds for a collective, with the load of this machine."""
+    """Returns the seconds for a collective at the load of this machine."""
     busy = os.getloadavg()[0] / (os.cpu_count() or 1) if backend == "gloo" else 1.0
     return _PAIR_SECONDS[backend] * min(max(busy, 1.0), _BUSY_MAX)
 
 
 def _pair(test: dict[str, Any], wait: float) -> list[_Child]:
-    """The ranks of this node in one test; empty when the other node does not come."""
+    """Starts the ranks of this node in one test; they fail if the other node does not arrive."""
     import torch.distributed as dist
 
     def store() -> Any:
@@ -191,7 +191,7 @@ def _pair(test: dict[str, Any], wait: float) -> list[_Child]:
         met = store()
         met.set(f"{own}/{local}", str(len(devices)))
         theirs = int(met.get(f"{other}/0"))
-        # Both are there. A library that waits in the kernel does not see the time pass.
+        # Both have arrived. A library that waits in the kernel does not check the time.
         signal.setitimer(signal.ITIMER_REAL, seconds)
         return _collective(
             met, local + (0 if test["first"] else theirs), len(devices) + theirs, devices[local], seconds

@@ -1,4 +1,4 @@
-"""Whether two states are the same, in values and types."""
+"""Compares two states, in values and types."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from .tensors import local, same_bits
 
 
 def _sharding(tensor: Any) -> Any:
-    """How a sharded tensor is one; ``None`` for any other."""
+    """Returns how a tensor is sharded; ``None`` if it is not."""
     return (tensor.shape, tensor.device_mesh, tensor.placements) if is_sharded(tensor) else None
 
 
 def difference(saved: Any, found: Any, path: str = "") -> str | None:
-    """Where two states differ first (``/exp_avg``, ``[3]``; empty for the states themselves); ``None`` when they are the same."""
+    """Returns where two states differ first (``/exp_avg``, ``[3]``; empty for the states
+    themselves); ``None`` if they are the same."""
     if isinstance(saved, Tensor):
         if not isinstance(found, Tensor) or _sharding(saved) != _sharding(found):
             return path

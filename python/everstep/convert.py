@@ -1,4 +1,5 @@
-"""Checkpoints to and from what other tools read: ``everstep ckpt export`` and ``import``.
+"""Converts checkpoints to and from the formats of other tools: ``everstep ckpt export`` and
+``import``.
 
 Runs in one process; the whole state has to fit into its memory.
 """
@@ -17,65 +18,97 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from . import decoding, module_state, optimizer_state, optimizer_value
-from ._internal import CheckpointError, WholeCheckpoint, list_checkpoints
+from ._internal import CheckpointError, ListedCheckpoint, WantedPart, WholeCheckpoint, list_checkpoints, list_line
 from .blob_format import BLOB
+from .compare import difference
 from .damage import reading
 from .directory import Directory, in_the_way
+from .hf_format import from_hf, listed, to_hf
 from .tensors import BY_NAME, as_real_dtype
 from .values import MODULE, OPTIMIZER, OTHER, check_step
 
-#: What is each rank's own, or of no use without everstep.
+#: Values that are each rank's own, or useless without everstep.
 _OWN = {"rng", "layout", "align", "parts", "dcp"}
-#: Tensors of one file of `--to hf`.
-HF_FILE_BYTES = 5_000_000_000
 THREADS = 4
 
 
+def _candidates(root: Directory, step: int | None, name: str | None) -> list[ListedCheckpoint]:
+    """Returns the checkpoints that may be exported, best first."""
+    if name is not None:
+        return root.named(name)
+    line = list_line(root)
+    if step is not None:
+        # Like restore(step=N): the one of the branch that ran last, if there is one.
+        rows = {row.path: row for row in [*line, *list_checkpoints(root)]}
+        return [row for row in rows.values() if row.step == step]
+    if any(row.wrong is None for row in line):
+        return line
+    # Checkpoints that no training loop has saved (through DCP, or imported) belong to no branch.
+    return [*{row.path: row for row in [*list_checkpoints(root), *line]}.values()]
+
+
 def _published(source: str | PathLike[str], step: int | None) -> str:
-    """The directory of one checkpoint: ``source`` itself, or one of those in it."""
-    root, said = Directory(source).located()
-    step = said if step is None else step
-    for number, path, _, wrong in list_checkpoints(root) if root.is_there() else []:
-        if step is None and wrong is not None:
-            continue
-        if step in (None, number):
-            if wrong is not None:
-                raise CheckpointError(wrong)
-            return path
-    blocked = None if root.is_url else in_the_way(Path(root))
+    """Returns the directory of one checkpoint: ``source`` itself, or one of those in it; without a
+    step, the one that ``restore()`` would take."""
+    root, said, name = Directory(source).located()
+    if name is not None and step not in (None, said):
+        raise CheckpointError(f"{source} is a checkpoint of step {said}; omit --step {step}, or give {root}")
+    skipped: list[str] = []
+    for row in _candidates(root, step, name) if root.is_there() else []:
+        if row.wrong is None:
+            if skipped:
+                print(f"everstep: skipped {'; '.join(skipped)}; using step {row.step} ({row.path})", file=sys.stderr)
+            return row.path
+        skipped.append(row.wrong)
+    if skipped and (step is not None or name is not None):
+        raise CheckpointError(skipped[0])
+    what, where = (name, root) if name is not None else ("" if step is None else f"of step {step}", source)
+    blocked = next(iter(skipped), None) or (None if root.is_url else in_the_way(Path(root)))
     raise CheckpointError(
-        f"there is no complete checkpoint{'' if step is None else f' of step {step}'} in {source}{f': {blocked}' if blocked else ''}"
+        f"there is no complete checkpoint {what}{' ' if what else ''}in {where}{f': {blocked}' if blocked else ''}"
     )
 
 
 def load(source: str | PathLike[str], step: int | None = None) -> dict[str, Any]:
-    """A durable checkpoint as nested state dicts of whole tensors, by the names that were given to ``CheckpointManager`` or DCP.
+    """Loads a durable checkpoint as nested state dicts of whole tensors, by the names that were
+    given to ``CheckpointManager`` or DCP.
 
-    Optimizer state is by the names of its parameters: ``{"state": {name: …}, "param_groups": […]}``.
+    Optimizer state is by the names of its parameters: ``{"state": {name: …}, "param_groups":
+    […]}``, with the ``"values"`` of those that belong to no module (``param_N``).
 
     Raises:
         CheckpointError: when it cannot be read, or some of it is damaged.
     """
+    return _loaded(source, step)[0]
+
+
+def _loaded(source: str | PathLike[str], step: int | None) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns the same as :func:`load`, and the kinds of its objects, as far as the checkpoint
+    names them."""
     path = _published(source, step)
     whole = WholeCheckpoint(path)
-    names = {t[0]: t for t in whole.tensors()}
+    names = {t.name: t for t in whole.tensors()}
     if BLOB + "dcp" in names:
-        return _through_dcp(path)
+        from .dcp import Reader
+
+        return _dcp_state(Reader(path)), {}
     check_step(names)
-    # Room only for what is there.
+    # Memory is allocated only for tensors that can be read.
     whole.plan(
         [
-            (n, [0] * len(shape), shape, False, 0, 0)
-            for n, _, shape, *_ in names.values()
-            if not n.startswith(BLOB) and 0 not in shape
+            WantedPart(t.name, [0] * len(t.shape), t.shape)
+            for t in names.values()
+            if not t.name.startswith(BLOB) and 0 not in t.shape
         ]
     )
-    tensors = {
-        n: torch.empty(shape, dtype=BY_NAME[dtype]) for n, dtype, shape, *_ in names.values() if not n.startswith(BLOB)
-    }
+    tensors = {n: torch.empty(t.shape, dtype=BY_NAME[t.dtype]) for n, t in names.items() if not n.startswith(BLOB)}
     largest = max((t.nbytes for t in tensors.values()), default=0)
     whole.read(
-        [(n, [0] * t.dim(), list(t.shape), False, t.data_ptr(), t.nbytes) for n, t in tensors.items() if t.numel()],
+        [
+            WantedPart(n, [0] * t.dim(), list(t.shape), False, t.data_ptr(), t.nbytes)
+            for n, t in tensors.items()
+            if t.numel()
+        ],
         THREADS,
         largest,
     )
@@ -86,33 +119,44 @@ def load(source: str | PathLike[str], step: int | None = None) -> dict[str, Any]
             state.setdefault(module, {})[key] = tensor
     ranks = range(1 if _layout(whole, 0).get("replicated") else whole.world_size)
     kinds = dict(item for rank in ranks for item in _layout(whole, rank).get("kinds", {}).items())
-    saved = [{n for n in whole.names(rank) if n.startswith(BLOB)} for rank in ranks]
+    own: list[str] = []
+    saved = [{n for n in whole.names(rank) if n.startswith(BLOB)} for rank in range(whole.world_size)]
+
+    def decoded(data: bytes) -> Any:
+        return decoding.decode(data, tensors.__getitem__)
+
     for blob in names:
         name = blob.removeprefix(BLOB)
         if blob.startswith(BLOB) and name not in _OWN and "/" not in name:
-            held = (whole.bytes(rank, blob) for rank in ranks if blob in saved[rank])
-            values = (decoding.decode(data, tensors.__getitem__) for data in held)
-            kind, value = kinds.get(name), next(values)
-            if kind is None:
-                kind = _guessed(value, in_module=name in state)
-            if kind == OPTIMIZER:
-                by_names = "groups" in optimizer_value.checked(value)
-                value = optimizer_state.exported(_merged(name, [value, *values])) if by_names else value["whole"]
+            held = [whole.bytes(rank, blob) for rank in range(whole.world_size) if blob in saved[rank]]
+            value = decoded(held[0])
+            kind = kinds.setdefault(name, _guessed(value, in_module=name in state))
+            others = (decoded(data) for data in dict.fromkeys(held) if data != held[0])
+            if kind == OPTIMIZER and "groups" in optimizer_value.checked(value):
+                value = optimizer_state.exported(_merged(name, [value, *map(decoded, held[1 : len(ranks)])]))
             elif kind == MODULE:
-                value = _with_beside(state.get(name, {}), [value, *values])
+                value, differing = _with_beside(state.get(name, {}), [value, *others])
+                own += [f"{name}.{key}" for key in differing]
+            else:
+                if any(difference(value, other) is not None for other in others):
+                    own.append(name)
+                value = value["whole"] if kind == OPTIMIZER else value
             state[name] = value
-    own = [n for n, *_, parts, holders, _ in names.values() if holders > 1 and not parts and not n.startswith(BLOB)]
-    if len(ranks) > 1 and own:
+    # Those that have nothing beside their tensors.
+    kinds |= {name: MODULE for name in state if name not in kinds}
+    if len(ranks) > 1:
+        own += [n for n, t in names.items() if t.holders > 1 and not t.in_parts and not n.startswith(BLOB)]
+    if own:
         warnings.warn(
-            f"{path} has states of {whole.world_size} ranks that are each one's own (as {own[0]}): rank 0's are taken",
-            stacklevel=2,
+            f"{path} has states of {whole.world_size} ranks that are each one's own ({listed(own)}): rank 0's are taken",
+            stacklevel=3,
         )
-    return state
+    return state, kinds
 
 
 def _merged(name: str, ranks: list[Any]) -> dict[str, Any]:
-    """The state of an optimizer that all ranks have together: each may have parameters of its own (pipeline stages), or no piece of some
-    (FSDP1), and then no state of those either.
+    """Merges the state of an optimizer from all ranks: each may have parameters of its own
+    (pipeline stages), or no piece of some (FSDP1), and then no state of those either.
 
     Raises:
         CheckpointError: when their groups do not match.
@@ -124,13 +168,16 @@ def _merged(name: str, ranks: list[Any]) -> dict[str, Any]:
                 f"{name}= has other parameter groups on other ranks, so that it cannot be exported as one; export the weights "
                 "(--to hf), or restore it with everstep"
             )
+        values, more_values = merged.get("values", {}), other.get("values", {})
         alone = {n for n in other["state"].keys() & merged["state"].keys() if n.startswith("param_")}
-        if alone := alone - {*other.get("sharded", ())}:
+        if alone := (alone | (more_values.keys() & values.keys())) - {*other.get("sharded", ())}:
             warnings.warn(
-                f"{name}= has a parameter of no module on several ranks ({min(alone)}): the state of the first of them is taken",
+                f"{name}= has a parameter of no module on several ranks ({min(alone)}): the state and the value of the first of them "
+                "are taken",
                 stacklevel=4,
             )
         merged["state"] = other["state"] | merged["state"]
+        merged["values"] = more_values | values
         for group, more in zip(merged["groups"], other["groups"], strict=True):
             known = set(group["params"])
             new = [i for i, p in enumerate(more["params"]) if p not in known]
@@ -144,38 +191,38 @@ def _merged(name: str, ranks: list[Any]) -> dict[str, Any]:
 
 
 def _guessed(value: Any, *, in_module: bool) -> str:
-    """What an object is in an earlier checkpoint, which does not say."""
+    """Guesses the kind of an object in an earlier checkpoint, which does not record it."""
     if isinstance(value, dict) and ({"state", "groups"} <= value.keys() or value.keys() == {"whole"}):
         return OPTIMIZER
     return MODULE if in_module and isinstance(value, dict) else OTHER
 
 
-def _with_beside(tensors: dict[str, Tensor], ranks: list[Any]) -> dict[str, Any]:
-    """A module's tensors with their own dtypes, and what it has beside them. Each rank may have a part of the module."""
+def _with_beside(tensors: dict[str, Tensor], ranks: list[Any]) -> tuple[dict[str, Any], list[str]]:
+    """Returns a module's tensors with their own dtypes and the values beside them, and the names of
+    the values that differ between ranks. Each rank may have a part of the module."""
     found = [module_state.read_beside(module_state.checked_beside(value)) for value in ranks]
     dtypes = dict(item for beside in found for item in beside["dtypes"].items())
     values: dict[str, Any] = {}
-    for beside in reversed(found):
-        values |= beside["values"]
-    return {key: as_real_dtype(t, dtypes[key]) if key in dtypes else t for key, t in tensors.items()} | values
+    differing: dict[str, None] = {}
+    for beside in found:
+        for key, value in beside["values"].items():
+            if difference(values.setdefault(key, value), value) is not None:
+                differing[key] = None
+    as_saved = {key: as_real_dtype(t, dtypes[key]) if key in dtypes else t for key, t in tensors.items()}
+    return as_saved | values, [*differing]
 
 
 def _layout(whole: WholeCheckpoint, rank: int) -> dict[str, Any]:
-    """Whose state a shard is, and what its objects are; earlier ones do not say."""
+    """Returns the rank that a shard belongs to and the kinds of its objects; earlier checkpoints
+    have neither."""
     if BLOB + "layout" not in whole.names(rank):
         return {}
     found: dict[str, Any] = decoding.decode(whole.bytes(rank, BLOB + "layout"), lambda name: None)
     return found
 
 
-def _through_dcp(path: str) -> dict[str, Any]:
-    from .dcp import Reader
-
-    return _dcp_state(Reader(path))
-
-
 def _dcp_state(reader: dcp.StorageReader) -> dict[str, Any]:
-    """All that is there, without a model to load it into."""
+    """Loads everything in a checkpoint, without a model to load it into."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
@@ -184,170 +231,61 @@ def _dcp_state(reader: dcp.StorageReader) -> dict[str, Any]:
     try:
         _load_state_dict(state, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
     except CheckpointException as e:
-        # DCP's own error, which is no Exception: what is behind it.
+        # DCP's own error is not an Exception; raise its cause.
         raise next(iter(e.failures.values()))[0] from e
     return state
 
 
-def _is_module(value: Any) -> bool:
-    """A module's state: tensors by name, and perhaps extra state."""
-    return (
-        isinstance(value, dict)
-        and any(isinstance(v, Tensor) for v in value.values())
-        and all(isinstance(v, Tensor) or str(k).endswith("_extra_state") for k, v in value.items())
-    )
-
-
-def _weights(state: dict[str, Any]) -> dict[str, Tensor]:
-    """The modules' tensors; with one module, by their own names."""
-    modules = {
-        name: {key: t for key, t in value.items() if isinstance(t, Tensor)}
-        for name, value in state.items()
-        if _is_module(value)
-    }
-    if not modules:
-        raise CheckpointError("there is no module in this checkpoint whose weights could be exported")
-    left_out = [f"{n}.{k}" for n in modules for k, v in state[n].items() if not isinstance(v, Tensor)]
-    if left_out:
-        warnings.warn(f"not exported, because only tensors can be: {', '.join(left_out[:5])}", stacklevel=3)
-    one = len(modules) == 1
-    return {
-        key if one else f"{name}.{key}": t.contiguous()
-        for name, tensors in modules.items()
-        for key, t in tensors.items()
-    }
-
-
 def to_torch(state: dict[str, Any], out: Path) -> None:
-    """One file for ``torch.load``."""
+    """Writes one file for ``torch.load``."""
     torch.save(state, out)
 
 
-def to_dcp(state: dict[str, Any], out: Path) -> None:
-    """A directory for ``torch.distributed.checkpoint.load``."""
-    dcp.save(state, checkpoint_id=str(out), no_dist=True)
+def _dcp_save(state: dict[str, Any], what: Path, **where: Any) -> None:
+    from torch.distributed.checkpoint.api import CheckpointException
 
-
-def to_hf(state: dict[str, Any], out: Path) -> None:
-    """Weights as safetensors files with an index, as Hugging Face's loaders expect them."""
-    import json
-
-    save_file = _safetensors().save_file
-    weights = _weights(state)
-    out.mkdir(parents=True, exist_ok=True)
-    files: list[dict[str, Tensor]] = [{}]
-    size = total = 0
-    for name, tensor in weights.items():
-        bytes_ = tensor.numel() * tensor.element_size()
-        if files[-1] and size + bytes_ > HF_FILE_BYTES:
-            files.append({})
-            size = 0
-        files[-1][name] = tensor
-        size, total = size + bytes_, total + bytes_
-    if len(files) == 1:
-        save_file(files[0], out / "model.safetensors", metadata={"format": "pt"})
-        return
-    where: dict[str, str] = {}
-    for n, tensors in enumerate(files, 1):
-        file = f"model-{n:05}-of-{len(files):05}.safetensors"
-        save_file(tensors, out / file, metadata={"format": "pt"})
-        where.update(dict.fromkeys(tensors, file))
-    index = {"metadata": {"total_size": total}, "weight_map": where}
-    (out / HF_INDEX).write_text(json.dumps(index, indent=2) + "\n")
-
-
-def _safetensors() -> Any:
     try:
-        import safetensors.torch
-    except ImportError as e:
-        raise CheckpointError("this needs the package safetensors: pip install safetensors") from e
-    return safetensors.torch
+        dcp.save(state, no_dist=True, **where)
+    except (CheckpointException, ValueError) as e:
+        # CheckpointException is no Exception: what is behind it.
+        cause = next(iter(e.failures.values()))[0] if isinstance(e, CheckpointException) else e
+        if isinstance(cause, ValueError):
+            # Two values that would have one name.
+            cause = CheckpointError(
+                f"torch.distributed.checkpoint cannot save {what}: {cause}; rename or remove one of its entries"
+            )
+        raise cause from e
+
+
+def to_dcp(state: dict[str, Any], out: Path) -> None:
+    """Writes a directory for ``torch.distributed.checkpoint.load``."""
+    _dcp_save(state, out, checkpoint_id=str(out))
 
 
 def from_dcp(source: Path) -> dict[str, Any]:
-    """What torch.distributed.checkpoint saved."""
+    """Reads what torch.distributed.checkpoint saved."""
     from .dcp import foreign
 
     if not (source / ".metadata").exists():
-        raise CheckpointError(f"{source} is no checkpoint of torch.distributed.checkpoint: it has no .metadata")
+        raise CheckpointError(f"{source} is not a checkpoint of torch.distributed.checkpoint: it has no .metadata")
     return foreign.load(source)
 
 
-#: Says which file has which tensor, beside files that may have others.
-HF_INDEX = "model.safetensors.index.json"
-
-
-def _indexed(source: Path) -> dict[str, str] | None:
-    """The file of each tensor as the index of a directory has it; ``None`` without one."""
-    import json
-
-    from .dcp import foreign
-
-    path = source / HF_INDEX
-    if not source.is_dir() or not path.exists():
-        return None
-    with foreign.open_regular(path, follow=True) as file:
-        try:
-            found = json.loads(file.read())["weight_map"]
-        except (ValueError, KeyError, TypeError) as e:
-            raise CheckpointError(f"{path} is not an index of safetensors files: {type(e).__name__}: {e}") from e
-    # Nothing outside of the directory is read.
-    if not isinstance(found, dict) or not all(isinstance(f, str) and Path(f).name == f for f in found.values()):
-        raise CheckpointError(f"{path} is not an index of safetensors files: its weight_map is not of names and files")
-    return found
-
-
-def from_hf(source: Path) -> dict[str, Any]:
-    """safetensors files: one, those in the index of a directory, or without an index all of it."""
-    index = _indexed(source)
-    if index is not None:
-        files = [source / name for name in sorted(set(index.values()))]
-    else:
-        files = sorted(source.glob("*.safetensors")) if source.is_dir() else [source]
-    if missing := [f for f in files if not f.exists()]:
-        raise CheckpointError(f"there is no safetensors file at {missing[0]}")
-    if not files:
-        raise CheckpointError(f"there is no safetensors file at {source}")
-    from .dcp import foreign
-
-    for file in files:
-        # Hugging Face's own cache is made of links.
-        foreign.open_regular(file, follow=True).close()
-    load_file = _safetensors().load_file
-    state: dict[str, Tensor] = {}
-    origin: dict[str, Path] = {}
-    for file in files:
-        for name, tensor in load_file(file).items():
-            if index is not None and index.get(name) != file.name:
-                continue
-            if name in origin:
-                raise CheckpointError(
-                    f"{name} is in both {origin[name].name} and {file.name} of {source}, which has no {HF_INDEX}; "
-                    "give one of the files, or a directory with one version of the weights"
-                )
-            state[name], origin[name] = tensor, file
-    if index is not None and (lost := sorted(index.keys() - state.keys())):
-        raise CheckpointError(
-            f"{lost[0]} is in {HF_INDEX}, but not in {index[lost[0]]}; the files in {source} are not complete"
-        )
-    return {"model": state}
-
-
 def from_torch(source: Path) -> dict[str, Any]:
-    """What ``torch.save`` wrote, tensors and plain values only."""
+    """Reads what ``torch.save`` wrote, tensors and plain values only."""
     from .dcp import foreign
 
     try:
         with foreign.open_regular(source, follow=True) as file:
             state = foreign.safe_load(file, str(source))
     except CheckpointError as e:
-        raise CheckpointError(f"{source} is no file of torch.save that can be read: {e.args[0]}") from e
+        raise CheckpointError(f"{source} is not a torch.save file that can be read: {e.args[0]}") from e
     if not isinstance(state, dict):
         raise CheckpointError(f"{source} holds a {type(state).__name__}, not state dicts by name")
     return state
 
 
-_EXPORTS = {"torch": to_torch, "dcp": to_dcp, "hf": to_hf}
+_EXPORTS = {"torch": to_torch, "dcp": to_dcp}
 _IMPORTS = {"torch": from_torch, "dcp": from_dcp, "hf": from_hf}
 
 
@@ -358,7 +296,7 @@ def main() -> int:
     e = commands.add_parser("export")
     e.add_argument("source")
     e.add_argument("out", type=Path)
-    e.add_argument("--to", choices=sorted(_EXPORTS), required=True)
+    e.add_argument("--to", choices=sorted([*_EXPORTS, "hf"]), required=True)
     e.add_argument("--step", type=int)
     i = commands.add_parser("import")
     i.add_argument("source", type=Path)
@@ -374,19 +312,23 @@ def main() -> int:
             if a.out.exists() and (not a.out.is_dir() or any(a.out.iterdir())):
                 raise CheckpointError(f"{a.out} exists; give a path that does not")
             with reading(str(a.source)):
-                state = load(a.source, a.step)
-            _EXPORTS[a.to](state, a.out)
+                state, kinds = _loaded(a.source, a.step)
+            if a.to == "hf":
+                to_hf(state, a.out, kinds)
+            else:
+                _EXPORTS[a.to](state, a.out)
         else:
             from .dcp import Writer
 
             warnings.filterwarnings("ignore", message="torch.distributed is")
             with reading(str(a.source)):
                 state = _IMPORTS[a.of](a.source)
-            # torch would show where in its own code this fails.
+            writer = Writer(a.out)
+            # Otherwise, torch would print a traceback of its own code.
             Directory(a.out).located()[0].prepare()
-            dcp.save(state, storage_writer=Writer(a.out), no_dist=True)
+            _dcp_save(state, a.source, storage_writer=writer)
     except (CheckpointError, OSError, RuntimeError) as e:
-        # Damage has more to say than its text.
+        # An error about damage has arguments besides its text.
         print(f"everstep: {e.args[0] if isinstance(e, CheckpointError) else e}", file=sys.stderr)
         return 1
     return 0

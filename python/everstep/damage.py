@@ -1,4 +1,5 @@
-"""What a damaged or crafted checkpoint makes a reader raise, turned into one error at one place."""
+"""Turns whatever a damaged or crafted checkpoint makes a reader raise into one error, and a lack of
+memory into another one."""
 
 from __future__ import annotations
 
@@ -6,25 +7,57 @@ import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 from ._internal import CheckpointError, DamagedError
 
-#: UnicodeDecodeError is a ValueError, KeyError and IndexError are LookupErrors, torch's own are RuntimeErrors.
+#: UnicodeDecodeError is a ValueError, KeyError and IndexError are LookupErrors, torch's own are
+#: RuntimeErrors.
 _RAISED = (
     LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError, MemoryError, RuntimeError, AssertionError,
     EOFError, BufferError, pickle.UnpicklingError,
 )  # fmt: skip
 
 
+class OutOfMemory(CheckpointError):
+    """There is not enough memory to read a checkpoint, which may be good: no older one replaces
+    it."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether memory was lacking. For memory of the host, torch raises a plain
+    RuntimeError."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    return "DefaultCPUAllocator: " in text or text.startswith(
+        ("CUDA error: out of memory", "CUDA driver error: out of")
+    )
+
+
+def out_of_memory(error: BaseException) -> OutOfMemory:
+    """Returns the error to raise for a lack of memory."""
+    text = str(error).partition("\n")[0][:300]
+    return OutOfMemory(
+        f"there is not enough memory to read the checkpoint ({type(error).__name__}{text and ': '}{text}); "
+        "free memory of the host or the GPU, or use a machine with more, and start again"
+    )
+
+
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Around whatever makes sense of bytes of a checkpoint: it is damaged, not the program, when that fails.
+    """Turns errors of the enclosed code, which decodes bytes of a checkpoint, into one: the
+    checkpoint is damaged, not the program.
 
     Raises:
         DamagedError: for any error that bytes can cause; errors of everstep's own pass.
+        OutOfMemory: when memory is lacking. The enclosed code allocates no more than the file has.
     """
     try:
         yield
     except CheckpointError:
         raise
     except _RAISED as e:
+        if is_out_of_memory(e):
+            raise out_of_memory(e) from e
         raise DamagedError(f"{what} cannot be read: {type(e).__name__}: {str(e)[:300]}", []) from e

@@ -1,4 +1,4 @@
-"""Decodes state that is no tensor (see :mod:`everstep.blob_format`)."""
+"""Decodes state that is not a tensor (see :mod:`everstep.blob_format`)."""
 
 from __future__ import annotations
 
@@ -55,18 +55,36 @@ def decode(
     finish: bool = True,
     sharded: Callable[[Any, Note], Any] | None = None,
 ) -> Any:
-    """The value; ``tensor`` is asked for each tensor by name, and ``sharded`` what to make of those that were sharded.
+    """Returns the value. ``tensor`` returns each tensor by name, and ``sharded`` converts those
+    that were sharded.
 
-    Without ``finish`` the tensors are those of ``tensor`` or share their memory, so that they can be filled afterwards.
+    Without ``finish``, the tensors are those of ``tensor`` or share their memory, so that they can
+    be filled afterwards.
 
     Raises:
         DamagedError: when the bytes are not those of a value.
+        OutOfMemory: when there is not enough memory for the value.
     """
     with reading("a value in the checkpoint, which is damaged, or of a newer everstep,"):
-        if data[:1] != MARK:
-            return legacy_encoding.decode(data, tensor)
-        tree = msgpack.unpackb(data[1:], strict_map_key=False)
-        return _Decoder(tensor, finish, sharded).value(tree)
+        try:
+            if data[:1] != MARK:
+                return legacy_encoding.decode(data, tensor)
+            tree = msgpack.unpackb(data[1:], strict_map_key=False)
+            return _Decoder(tensor, finish, sharded).value(tree)
+        except MemoryError:
+            _check_lengths(data.removeprefix(MARK))
+            raise
+
+
+def _check_lengths(data: bytes) -> None:
+    """Refuses lists in lists that each claim to be as long as all of ``data``. msgpack allocates
+    them before it reads their elements."""
+    unpacker = msgpack.Unpacker(None, max_buffer_size=len(data), strict_map_key=False)
+    unpacker.feed(data)
+    try:
+        unpacker.skip()
+    except msgpack.OutOfData as e:
+        raise ValueError("it is shorter than the lists in it") from e
 
 
 class _Decoder:
@@ -204,7 +222,7 @@ _PLAIN: dict[int, Callable[[Any], Any]] = {
     GENERATOR: _generator,
 }
 _OF_ITEMS: dict[int, Callable[[list[Any]], Any]] = {TUPLE: tuple, SET: set, FROZENSET: frozenset, SIZE: torch.Size}
-#: Types that are numbered as they are complete, as the encoder does.
+#: Types that are numbered when they are complete, as in the encoder.
 _NUMBERED = {
     TUPLE, SET, FROZENSET, PAIRS, ORDERED, DEFAULT, COUNTER, DEQUE, BYTEARRAY, ARRAY, TENSOR, INLINE, SIZE, GENERATOR,
 }  # fmt: skip

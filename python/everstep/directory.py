@@ -1,4 +1,4 @@
-"""Where durable checkpoints live: a directory, or a prefix in an object store."""
+"""The directory of durable checkpoints, or their prefix in an object store."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from os import PathLike
 from pathlib import Path
 
 from . import worker as _worker
-from ._internal import CheckpointError, Claim, Mark, list_checkpoints, list_line, reach, run_id
+from ._internal import CheckpointError, Claim, ListedCheckpoint, Mark, list_checkpoints, list_line, reach, run_id
 
 #: The file with the run id.
 RUN_FILE = "everstep-run.json"
 _COLLAPSED = re.compile(r"(s3a?|gs|az|azure|abfss?|adl):/[^/]")
+#: How a store that ignores conditions marks an attempt at a step.
+_ATTEMPT = r"\.\d+(?:\.\d+)?-[0-9a-f]+"
+#: Names of checkpoints: ``step-N``, ``step-N.2`` beside it, and attempts.
+_NAME = re.compile(rf"step-(\d+)(\.\d+|{_ATTEMPT})?")
 
 
-#: Seconds without a renewal after which a directory has no owner any more.
+#: Seconds without a renewal after which a claim expires.
 SILENCE = 30.0
 #: The directories that belong to this process, outside ``everstep run``.
 _claims: dict[str, tuple[int, Claim]] = {}
@@ -32,9 +36,9 @@ def _release_all() -> None:
 
 
 def _leave_to_parent() -> None:
-    """In a forked child: the claims are the parent's, and so are the threads that renew them. An object that
-    is dropped waits for its thread,
-    which is not here, so they are never dropped."""
+    """Drops nothing in a forked child: the claims are the parent's, and so are the threads that
+    renew them. An object that is dropped waits for its thread, which does not exist here, so the
+    objects are kept alive for good."""
     for _, claim in _claims.values():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(claim))
     _claims.clear()
@@ -45,8 +49,8 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def in_the_way(path: Path) -> str | None:
-    """What is at a path, or above it, that prevents a directory there, and what to do; the errors of the system
-    say only that something exists."""
+    """Returns what is at a path, or above it, that prevents a directory there, and what to do; the
+    errors of the system report only that something exists."""
     for at in (path, *path.parents):
         name = "it" if at == path else str(at)
         if at.is_dir():
@@ -61,9 +65,10 @@ def in_the_way(path: Path) -> str | None:
 
 
 class Directory:
-    """A path, made absolute, or a URL (``s3://bucket/prefix``, ``gs://…``, ``az://…``), which stays as it is.
+    """A path, made absolute, or a URL (``s3://bucket/prefix``, ``gs://…``, ``az://…``), which stays
+    as it is.
 
-    Wherever a path is taken it stands for itself.
+    It is path-like, so it can be passed wherever a path is taken.
     """
 
     def __init__(self, given: str | PathLike[str] | Directory) -> None:
@@ -95,45 +100,59 @@ class Directory:
         return hash(self._text)
 
     def step(self, step: int) -> str:
-        """Where the checkpoint of a step is: of several, that of the branch that ran last."""
-        found = (
-            path for s, path, _, wrong in [*list_line(self), *list_checkpoints(self)] if s == step and wrong is None
-        )
+        """Returns the path of the checkpoint of a step: of several, that of the branch that ran
+        last."""
+        rows = [*list_line(self), *list_checkpoints(self)]
+        found = (row.path for row in rows if row.step == step and row.wrong is None)
         return next(found, f"{self._text}/step-{step}")
 
-    def located(self) -> tuple[Directory, int | None]:
-        """The directory of checkpoints that this means, and which one of it (``step-N``), if it says so."""
+    def located(self) -> tuple[Directory, int | None, str | None]:
+        """Returns the directory of checkpoints, and the step and name of one of its checkpoints
+        (``step-N``, ``step-N.2``) if this is one."""
         above, _, name = self._text.rpartition("/")
-        found = re.fullmatch(r"step-(\d+)", name)
-        return (Directory(above), int(found[1])) if found else (self, None)
+        found = _NAME.fullmatch(name)
+        if found is None:
+            return self, None, None
+        # `step-007` means `step-7`: this is the name under which it is published.
+        return Directory(above), int(found[1]), f"step-{int(found[1])}{found[2] or ''}"
+
+    def named(self, name: str) -> list[ListedCheckpoint]:
+        """Returns the checkpoints with this name: one, or none. A store that ignores conditions has
+        no ``step-N``, but attempts at it, of which the valid one is listed."""
+        rows = list_checkpoints(self)
+        exact = [r for r in rows if os.path.basename(r.path) == name]
+        if exact or "." in name:
+            return exact
+        attempt = re.compile(rf"{re.escape(name)}{_ATTEMPT}")
+        return [r for r in rows if attempt.fullmatch(os.path.basename(r.path))]
 
     def has(self, step: int) -> bool:
-        """The checkpoint of this step is there, and complete."""
-        return any(found == step and wrong is None for found, _, _, wrong in list_checkpoints(self))
+        """Returns whether the checkpoint of this step exists and is complete."""
+        return any(row.step == step and row.wrong is None for row in list_checkpoints(self))
 
     @property
     def run(self) -> str:
-        """The identity of this directory: drawn when it is first used, the same as long as it is not deleted.
+        """The identity of this directory: drawn at its first use, and the same until it is deleted.
 
         Raises:
-            CheckpointError: when the file with it is damaged, or cannot be made.
+            CheckpointError: when the file with it is damaged, or cannot be created.
         """
         if self._run is None:
             self._run = run_id(self)
         return self._run
 
     def mark(self) -> Mark:
-        """The mark on what this process writes here."""
+        """Returns the mark on what this process writes here."""
         world = _worker.world()
         return Mark(self.run, self._epoch, world.generation, world.attempt)
 
     def claim(self, agree: Callable[[int], int]) -> None:
-        """Makes this directory the job's, outside ``everstep run``, where the agent does. Rank 0 claims it,
-        for all; ``agree`` gives rank 0's
-        number on every rank.
+        """Claims this directory for the job, outside ``everstep run``, where the agent does. Rank 0
+        claims it for all; ``agree`` returns rank 0's number on every rank.
 
         Raises:
-            CheckpointError: when it belongs to another job that is running, which is named; when it is read-only.
+            CheckpointError: when it belongs to another running job, which is named; when it is
+                read-only.
         """
         if self._epoch:
             return
@@ -151,10 +170,10 @@ class Directory:
                 failure = e
         self._epoch = agree(epoch)
         if not self._epoch:
-            raise failure or CheckpointError(f"{self} belongs to another job (rank 0 says which)")
+            raise failure or CheckpointError(f"{self} belongs to another job; rank 0's error names it")
 
     def release(self) -> None:
-        """Lets go of :meth:`claim`: another job may use the directory at once."""
+        """Releases the claim, so that another job may use the directory at once."""
         pid, claim = _claims.pop(self._text, (0, None))
         if claim is not None and pid == os.getpid():
             claim.release()
@@ -162,15 +181,17 @@ class Directory:
         self.released = True
 
     def is_there(self) -> bool:
-        """False for a directory that is missing; a store has no directories."""
+        """Returns False for a directory that does not exist. A store has no directories, so its
+        prefix always does."""
         return self.is_url or Path(self._text).is_dir()
 
     def prepare(self) -> None:
-        """Makes it, so that checkpoints can be written. One that everstep has used before may be read-only: an evaluation restores
-        from it and writes nothing.
+        """Creates the directory, so that checkpoints can be written. A directory that everstep has
+        used before may be read-only: an evaluation restores from it and writes nothing.
 
         Raises:
-            CheckpointError: when it cannot be made, or not be written to and there is nothing to restore.
+            CheckpointError: when it cannot be created; when it is not writable and has nothing to
+                restore.
         """
         if self.is_url:
             reach(self)
@@ -186,7 +207,7 @@ class Directory:
             self._check_writable()
 
     def _check_writable(self) -> None:
-        """Checks that a new file can be made in it.
+        """Checks that a new file can be created in it.
 
         Raises:
             CheckpointError: when it is read-only.

@@ -24,21 +24,21 @@ from .slots import Slots, Snapshot
 from .tiers import KEEP_ALL, Keep
 
 if TYPE_CHECKING:
-    from ._internal import Shard
+    from ._internal import PersistFailure, Shard
     from .branch import Wanted
     from .durable_offers import DurableOffers
     from .healing import HealingShard
-    from .placed import Resharded
+    from .shard_layout import Resharded
 
 
 class DiskTier:
-    """Without an agent: one slot to copy into, then files."""
+    """Copies into one slot and writes files, without an agent."""
 
     in_memory = False
 
     def __init__(self, directory: Directory, keep: Keep, arrivals: Arrivals) -> None:
         self._directory, self._rules, self._keep = directory, keep, KEEP_ALL
-        # What is in the slot is nothing to rely on: it goes with the process.
+        # The slot is not reported as a tier: it ends with the process.
         self._slots, self._arrivals = Slots(Arrivals()), arrivals
         self._scratch: str | None = None
         self._done = 0
@@ -46,35 +46,35 @@ class DiskTier:
         self.some_rank_found = False
 
     def held(self) -> list[int]:
-        """Nothing outlives the process in memory."""
+        """Returns no steps: nothing in memory outlives the process."""
         return []
 
     def choose(
         self, durable: DurableOffers, wanted: Wanted
     ) -> tuple[int, Shard | HealingShard | Resharded | None] | None:
-        """The newest step that all ranks can read; it is durable."""
+        """Returns the newest step that all ranks can read; it is durable."""
         step = self._common(durable.newest(), durable.found)
         if step is None and self.some_rank_found:
             step = self._common(durable.all(), durable.found)
         return None if step is None else (step, None)
 
     def failed(self, step: int) -> None:
-        """Ranks vote, and try an older one."""
+        """Does nothing: ranks vote, and try an older step."""
 
     def agree(self, value: int) -> int:
-        """Rank 0's value, on all ranks."""
+        """Returns rank 0's value, on all ranks."""
         return gathered([value])[0][0]
 
     def own(self) -> None:
-        """Claims the directory, before the first checkpoint is made: reading needs no claim."""
+        """Claims the directory before the first checkpoint is made; reading needs no claim."""
         self._directory.claim(self.agree)
 
     def close(self) -> None:
-        """Lets go of the directory."""
+        """Releases the directory."""
         self._directory.release()
 
     def source(self) -> str:
-        """Where the step that was chosen comes from."""
+        """Returns where the chosen step comes from, for users."""
         return "disk"
 
     def _common(self, steps: list[int], found: bool) -> int | None:
@@ -85,14 +85,14 @@ class DiskTier:
     copies_late = False
 
     def lost(self, *, surely: bool) -> bool:
-        """What the slot holds is on disk."""
+        """Returns False: what the slot contains is on disk."""
         return False
 
     def capture(self, snapshot: Snapshot) -> bool:
-        """Writes and publishes: when it returns, the step is durable.
+        """Writes and publishes the step; when it returns, the step is durable.
 
         Raises:
-            CheckpointError: on all ranks, when one of them could not.
+            CheckpointError: on all ranks, when one of them could not write its shard.
         """
         failure: Exception | None = None
         try:
@@ -117,7 +117,7 @@ class DiskTier:
         reserve_slot(path, need)
         world = _worker.world()
         self._slots.arena = Arena([path], "", world.rank, world.world_size, 0)
-        # The file lives on through its mapping and leaves nothing behind when the process ends.
+        # The mapping keeps the file alive, and nothing is left when the process ends.
         self.discard()
         self._slots.capacity = need
 
@@ -128,25 +128,27 @@ class DiskTier:
             self._scratch = None
 
     def fence(self) -> None:
-        """Nothing is copied late."""
+        """Does nothing: copies are never late."""
 
     def wait(self) -> None:
-        """Nothing is in flight."""
+        """Does nothing: copies are never late."""
 
     def _write(self, step: int, failure: Exception | None) -> None:
-        """From the slot to the directory, together with all ranks; ``failure``: this one has nothing to write."""
+        """Writes the slot to the directory, together with all ranks; ``failure``: this rank has
+        nothing to write."""
         world, mark = _worker.world(), self._directory.mark()
         try:
             if failure is None and self._slots.arena is not None:
                 note_shard(self._directory, mark, step, self._slots.arena.write_shard(self._directory, step, mark))
         except (CheckpointError, OSError) as e:
             failure = e
-        # What an earlier life has left must not stand for a shard that could not be written.
+        # A shard that an earlier life of the job has left must not replace one that could not be
+        # written.
         failed = [rank for rank, (wrong,) in enumerate(gathered([int(failure is not None)])) if wrong]
         if world.rank == 0 and not failed:
             try:
-                path, trouble = publish_noted(self._directory, mark, step, world.world_size, self._keep.arguments())
-                self._say(step, path, trouble)
+                path, trouble = publish_noted(self._directory, mark, step, world.world_size, self._keep.retention())
+                self._warn(step, path, trouble)
             except (CheckpointError, OSError) as e:
                 failure = e
         if failure is None and failed:
@@ -161,7 +163,7 @@ class DiskTier:
         self._done = step
         self._arrivals.durable(step)
 
-    def _say(self, step: int, path: str, trouble: str | None) -> None:
+    def _warn(self, step: int, path: str, trouble: str | None) -> None:
         name = path.rpartition("/")[2]
         if name != f"step-{step}":
             warnings.warn(
@@ -175,47 +177,47 @@ class DiskTier:
             )
 
     def started(self) -> None:
-        """Nobody sends anything here."""
+        """Does nothing: there are no copies to send."""
 
     def trains(self) -> None:
-        """A step is complete, so this process trains, and its rules decide what stays."""
+        """Applies the retention rules: a step is complete, so this process trains."""
         self._keep = self._rules
 
     def stepped(self) -> None:
-        """Nobody sends anything here."""
+        """Does nothing: there are no copies to send."""
 
     def replicated(self) -> int:
-        """There are no copies."""
+        """Returns 0: there are no copies."""
         return 0
 
     def await_replicated(self, step: int) -> None:
-        """There are no copies."""
+        """Does nothing: there are no copies."""
 
     def ask_for_every(self, every: int) -> None:
-        """There are no snapshots in memory."""
+        """Does nothing: there are no snapshots in memory."""
 
     def every(self, step: int) -> int:
-        """There are no snapshots in memory."""
+        """Returns 1: there are no snapshots in memory."""
         return 1
 
     def persist_due(self) -> None:
-        """Persisting is immediate here."""
+        """Does nothing: steps are persisted at once."""
 
-    def persist_at(self) -> int:
-        """Nobody announces steps here."""
-        return 0
+    def persist_at(self) -> int | None:
+        """Returns ``None``: there is no coordinator to announce steps."""
+        return None
 
-    def hold_at(self) -> int:
-        """The world does not change here."""
-        return 0
+    def hold_at(self) -> int | None:
+        """Returns ``None``: the world does not change."""
+        return None
 
     def durable(self) -> int:
-        """Newest step written by this manager; 0 for none."""
+        """Returns the newest step that this manager has written; 0 for none."""
         return self._done
 
-    def failed_persist(self, seen: int) -> tuple[int, int, str] | None:
-        """Failures are raised here."""
+    def failed_persist(self, seen: int) -> PersistFailure | None:
+        """Returns ``None``: :meth:`capture` raises."""
         return None
 
     def await_durable(self, step: int, seconds: float | None = None) -> None:
-        """Already is when :meth:`capture` returns."""
+        """Does nothing: the step is durable when :meth:`capture` returns."""

@@ -1,4 +1,5 @@
-"""Durable checkpoints that one rank can restore. Headers of older ones are read only when the newest are not enough."""
+"""Durable checkpoints that one rank can restore. Headers of older ones are read only if the newest
+are not enough."""
 
 from __future__ import annotations
 
@@ -7,54 +8,59 @@ from collections import Counter
 from collections.abc import Callable, Set
 
 from . import worker as _worker
-from ._internal import CheckpointError, Shard, objects_in, open_shard
-from .branch import Row
-from .placed import Resharded
+from ._internal import CheckpointError, ListedCheckpoint, Shard, objects_in, open_shard
+from .damage import OutOfMemory
+from .shard_layout import Resharded
 from .state import State
 
-#: Checkpoints that are opened before they are needed: where the newest one turns out to be damaged, the other one is good.
+#: Number of checkpoints that are opened before they are needed, in case the newest one is damaged.
 NEWEST = 2
-#: Limit on the checkpoints that a rank offers. Ranks rarely see different ones, and then they differ by few.
+#: Limit on the checkpoints that a rank offers. Ranks rarely see different ones, and then only a few
+#: differ.
 OFFERED_MAX = 32
 
 
 class DurableOffers:
-    """What one rank can restore from a directory, the newest first.
+    """The checkpoints that one rank can restore from a directory, the newest first.
 
-    The bytes of a checkpoint are verified when they are read: another node can stand in, or an older step.
+    The bytes of a checkpoint are verified when they are read: a copy of another node, or an older
+    step, can replace it.
     """
 
-    def __init__(self, state: State, rows: list[Row], damaged: Set[int], skip: Callable[[str], None]) -> None:
+    def __init__(
+        self, state: State, rows: list[ListedCheckpoint], damaged: Set[int], skip: Callable[[str], None]
+    ) -> None:
         #: The directory has checkpoints, readable or not.
         self.found = bool(rows)
         #: Path of each checkpoint that was opened, by step.
         self.paths: dict[int, str] = {}
         self._state, self._skip = state, skip
         self._opened: dict[int, Shard | Resharded] = {}
-        self._left = [row for row in self._complete_first(rows) if row[0] not in damaged]
+        self._left = [row for row in self._complete_first(rows) if row.step not in damaged]
 
     def newest(self) -> list[int]:
-        """The newest steps whose headers are good."""
+        """Returns the newest steps whose headers are valid."""
         return self._open(NEWEST)
 
     def all(self) -> list[int]:
-        """Every step whose header is good."""
+        """Returns every step whose header is valid."""
         return self._open(OFFERED_MAX)
 
     def likely(self) -> list[int]:
-        """The newest steps, whose headers are good, and older ones, whose headers are yet to be read."""
+        """Returns the newest steps, whose headers are valid, and older ones, whose headers are not
+        read yet."""
         newest = self.newest()
-        older = dict.fromkeys(step for step, _, _, wrong in self._left if wrong is None and step not in newest)
+        older = dict.fromkeys(row.step for row in self._left if row.wrong is None and row.step not in newest)
         return [*newest, *older][:OFFERED_MAX]
 
     def shard(self, step: int) -> Shard | Resharded:
-        """This rank's part of a step.
+        """Returns this rank's part of a step.
 
         Raises:
             CheckpointError: when its header cannot be read.
         """
         while step not in self._opened:
-            row = next((r for r in self._left if r[0] == step), None)
+            row = next((r for r in self._left if r.step == step), None)
             if row is None:
                 raise CheckpointError(f"step {step} cannot be read by rank {_worker.world().rank}")
             self._left.remove(row)
@@ -66,14 +72,16 @@ class DurableOffers:
             self._try(self._left.pop(0))
         return list(self._opened)
 
-    def _try(self, row: Row) -> None:
-        step, path, size, wrong = row
-        if step in self._opened:
+    def _try(self, row: ListedCheckpoint) -> None:
+        wrong = row.wrong
+        if row.step in self._opened:
             return
         if wrong is None:
             try:
-                self._opened[step] = self._opened_at(path, size)
-                self.paths[step] = path
+                self._opened[row.step] = self._opened_at(row.path, row.world_size)
+                self.paths[row.step] = row.path
+            except OutOfMemory:
+                raise
             except CheckpointError as e:
                 wrong = str(e.args[0])
         if wrong is not None:
@@ -85,17 +93,19 @@ class DurableOffers:
         if size != world.world_size and not self._state.layout.replicated:
             return self._state.resharded(path)
         if isinstance(shard, Shard) and self._state.is_placed_otherwise(shard):
-            # What cannot be seen as one is of another model, which is said when it is loaded.
+            # A checkpoint that cannot be read as a whole is of another model, which is reported
+            # when it is loaded.
             with contextlib.suppress(CheckpointError):
                 return self._state.resharded(path)
         return shard
 
-    def _complete_first(self, rows: list[Row]) -> list[Row]:
-        """Of several checkpoints of one step, first those that hold all objects: an evaluation may have saved its model alone."""
-        times = Counter(step for step, *_ in rows)
+    def _complete_first(self, rows: list[ListedCheckpoint]) -> list[ListedCheckpoint]:
+        """Puts the checkpoint with all objects first among several of one step: an evaluation may
+        have saved its model alone."""
+        times = Counter(row.step for row in rows)
 
-        def order(row: Row) -> tuple[int, bool]:
-            step, path, _, wrong = row
-            return -step, times[step] > 1 and wrong is None and self._state.is_more_than(objects_in(path))
+        def order(row: ListedCheckpoint) -> tuple[int, bool]:
+            several = times[row.step] > 1 and row.wrong is None
+            return -row.step, several and self._state.is_more_than(objects_in(row.path))
 
         return sorted(rows, key=order)

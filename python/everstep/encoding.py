@@ -1,6 +1,7 @@
-"""Encodes state that is no tensor, so that it loads to exactly what was saved, types included, and nothing runs.
+"""Encodes state that is not a tensor, so that it is decoded exactly, types included, without
+running any code.
 
-Whatever has no code in :mod:`everstep.blob_format` is refused with its path.
+A value without a code in :mod:`everstep.blob_format` is refused with its path.
 """
 
 from __future__ import annotations
@@ -51,17 +52,18 @@ from .blob_format import (
 from .sharded import note_of
 from .tensors import device_name, order_in_memory, raw, real_dtype, storable, stored_as
 
-#: Containers inside containers. The reader's own limit is 511 levels of msgpack, of which one of ours takes up to three.
+#: Limit on nested containers. The reader's own limit is 511 levels of msgpack, of which one of ours
+#: takes up to three.
 NESTING_MAX = 100
 #: msgpack's limit for one string of bytes.
 BYTES_MAX = (1 << 32) - 1
 
-#: Where a value is: what it is in, its key or index, and whether that is an index.
+#: The place of a value: the place of its container, its key or index, and whether that is an index.
 Path = tuple["Path | None", Any, bool]
 
 
 def text_of(path: Path | None) -> str:
-    """``data/buffer[3]``; of very long ones the two ends."""
+    """Formats a path: ``data/buffer[3]``; of a very long one, both ends."""
     parts: list[str] = []
     while path is not None:
         above, key, index = path
@@ -73,7 +75,7 @@ def text_of(path: Path | None) -> str:
 
 
 def name_of(path: Path | None) -> str:
-    """The name of a tensor at this place."""
+    """Returns the name of a tensor at this place."""
     parts: list[str] = []
     while path is not None:
         path, key, _ = path
@@ -81,19 +83,20 @@ def name_of(path: Path | None) -> str:
     return "/".join(reversed(parts))
 
 
-#: Takes a tensor out of a value: its memory, the sharded tensor that this is a part of, and its place. Returns its name.
+#: Takes a tensor out of a value: its memory, the sharded tensor that this is a part of, and its
+#: place. Returns its name.
 TakeTensor = Callable[[Tensor, "Tensor | None", "Path"], str]
 
 
 def encode(
     value: Any, path: Path = (None, "state", False), take: TakeTensor | None = None, *, sharded: bool = False
 ) -> bytes:
-    """``value`` as bytes.
+    """Encodes ``value``.
 
     Args:
         path: where it is, for errors.
-        take: stores a tensor beside the blob; without it tensors are part of the blob.
-        sharded: takes this rank's part of sharded tensors, which whoever loads the value makes whole again.
+        take: stores a tensor beside the blob; without it, tensors are part of the blob.
+        sharded: takes this rank's part of sharded tensors, which the reader makes whole again.
 
     Raises:
         CheckpointError: naming the place of what cannot be saved.
@@ -102,13 +105,14 @@ def encode(
 
 
 def encode_part(value: Any, path: Path) -> bytes | None:
-    """``value`` for :func:`join`, without tensors; ``None`` when it refers to a container, whose number is another in the whole."""
+    """Encodes ``value`` for :func:`join`, without tensors; ``None`` if it refers to a container,
+    whose number would be another in the whole."""
     blob, shares = _encode(value, path, None, False)
     return None if shares else blob
 
 
 def _encode(value: Any, path: Path, take: TakeTensor | None, sharded: bool) -> tuple[bytes, bool]:
-    """The blob, and whether a container occurs twice in it."""
+    """Returns the blob, and whether a container occurs twice in it."""
     if (blob := encode_plain(value)) is not None:
         return blob, False
     encoder = _Encoder(take, sharded)
@@ -119,8 +123,8 @@ def _encode(value: Any, path: Path, take: TakeTensor | None, sharded: bool) -> t
 
 
 def join(head: bytes, key: str, value: bytes) -> bytes:
-    """The blob of a dict with one more entry at its end, from those of the dict and of the value. Up to 15 entries; neither may refer to
-    a container of the other."""
+    """Returns the blob of a dict with one more entry at its end, from those of the dict and of the
+    value. The dict has up to 15 entries; neither may refer to a container of the other."""
     return MARK + bytes([head[1] + 1]) + head[2:] + bytes(msgpack.packb(key)) + value[1:]
 
 
@@ -156,7 +160,7 @@ def _is_utf8(text: str) -> bool:
 
 
 def _is_numbers(values: list[Any] | tuple[Any, ...]) -> bool:
-    """Only what msgpack has itself."""
+    """Returns whether msgpack encodes all values itself."""
     kinds = set(map(type, values))
     return kinds <= NUMBERS and (
         int not in kinds or all(type(v) is not int or -(1 << 63) <= v < 1 << 64 for v in values)
@@ -164,7 +168,7 @@ def _is_numbers(values: list[Any] | tuple[Any, ...]) -> bool:
 
 
 def _is_ascii(values: list[Any]) -> bool:
-    """Only strings that are UTF-8 without a look at each."""
+    """Returns whether all values are ASCII strings, without a look at each."""
     return set(map(type, values)) == {str} and "".join(values).isascii()
 
 
@@ -173,9 +177,11 @@ class _Encoder:
         self._take, self._sharded = take, sharded
         self._depth = 0
         self.shares = False
-        #: Inside keys and elements of sets, which must be equal to what they were, not the same object.
+        #: Inside keys and elements of sets, which must be equal to what they were, not the same
+        #: object.
         self._keys = 0
-        #: Numbers of complete containers by identity. They are kept alive: an identity may be used again.
+        #: Numbers of complete containers by identity. They are kept alive: an identity may be used
+        #: again.
         self._seen: dict[int, int] = {}
         self._alive: list[Any] = []
         self._open: set[int] = set()
@@ -193,7 +199,7 @@ class _Encoder:
         if kind is bytes:
             return self._bytes(value, path)
         if kind is tuple and _is_numbers(value):
-            # Nobody can tell two equal ones apart: they have no identity to keep.
+            # Two equal tuples of numbers are interchangeable: they have no identity to keep.
             return {TUPLE: list(value)}
         encode = _CONTAINERS.get(kind)
         if encode is not None:
@@ -233,25 +239,25 @@ class _Encoder:
         return encoded
 
     def items(self, values: Iterable[Any], path: Path) -> list[Any]:
-        """Elements of a sequence."""
+        """Encodes the elements of a sequence."""
         values = list(values)
         if _is_numbers(values) or _is_ascii(values):
             return values
         return [self.value(v, (path, i, True)) for i, v in enumerate(values)]
 
     def hashed(self, value: Any, path: Path) -> Any:
-        """A key, or an element of a set."""
+        """Encodes a key, or an element of a set."""
         self._keys += 1
         encoded = self.value(value, path)
         self._keys -= 1
         return encoded
 
     def elements(self, values: Iterable[Any], path: Path) -> list[Any]:
-        """Elements of a set."""
+        """Encodes the elements of a set."""
         return [self.hashed(v, (path, v, False)) for v in values]
 
     def pairs(self, value: Any, path: Path) -> list[Any]:
-        """Keys and values of a mapping, one after the other."""
+        """Encodes keys and values of a mapping, alternating."""
         flat: list[Any] = []
         for key, inner in value.items():
             flat.append(self.hashed(key, (path, key, False)))
@@ -259,13 +265,14 @@ class _Encoder:
         return flat
 
     def dict(self, value: Any, path: Path) -> Any:
-        """A dict: msgpack's own where its keys are."""
+        """Encodes a dict: as msgpack's own if its keys are strings."""
         if all(type(k) is str for k in value) and _is_utf8("".join(value)):
             return {k: self.value(v, (path, k, False)) for k, v in value.items()}
         return {PAIRS: self.pairs(value, path)}
 
     def attributes(self, value: Any, path: Path) -> Any:
-        """What was set on a container beside its content (torch keeps versions of modules in ``state_dict()._metadata``)."""
+        """Encodes what was set on a container beside its content (torch keeps versions of modules
+        in ``state_dict()._metadata``)."""
         return self.value(dict(vars(value)), (path, "__dict__", False)) if vars(value) else None
 
     def _other(self, value: Any, kind: type, path: Path) -> Any:
@@ -294,7 +301,7 @@ class _Encoder:
     def _numpy(self, value: Any, path: Path) -> list[Any]:
         import numpy
 
-        # An empty string of its own has no size; as an array it has.
+        # An empty string has no size; as an array, it has one.
         array = numpy.asarray(value)
         dtype = array.dtype
         if dtype.kind not in NUMPY_KINDS or numpy.dtype(dtype.str) != dtype or dtype.metadata:

@@ -1,9 +1,11 @@
-"""Reads the states of the global random generators of Python, numpy and torch, but only when they have changed.
+"""Reads the states of the global random generators of Python, numpy and torch, but only when they
+have changed.
 
-States are read number by number, which takes longer than copying a small model, and most steps use no generator. CPython's
-``_random.Random``, numpy's ``RandomState`` with an ``MT19937`` and torch's generator for the CPU keep their state in place, so unchanged
-memory means an unchanged state. Whether this interpreter, this numpy and this torch do that is tested once, on generators made for the
-test; if one does not, its state is read each time.
+States are read number by number, which takes longer than copying a small model, and most steps use
+no generator. CPython's ``_random.Random``, numpy's ``RandomState`` with an ``MT19937`` and torch's
+generator for the CPU keep their state in place, so unchanged memory means an unchanged state.
+Whether this interpreter, this numpy and this torch do that is tested once, on generators made for
+the test; if one does not, its state is read each time.
 """
 
 from __future__ import annotations
@@ -20,12 +22,15 @@ import torch
 
 from ._internal import WatchedMemory, memory_at
 
-#: The count of numbers in an MT19937, and the bytes of numpy's ``mt19937_state``, which stores a position after them.
+#: The count of numbers in an MT19937, and the bytes of numpy's ``mt19937_state``, which stores a
+#: position after them.
 _NUMBERS = 624
 _MT19937_BYTES = (_NUMBERS + 1) * 4
-#: Where the numbers begin in the state that torch's generator returns. Each takes eight bytes there.
+#: Where the numbers begin in the state that torch's generator returns. Each takes eight bytes
+#: there.
 _TORCH_NUMBERS_AT = 24
-#: Bytes around the numbers in torch's ``CPUGeneratorImpl``: seed and position before them, two cached normal samples after them.
+#: Bytes around the numbers in torch's ``CPUGeneratorImpl``: seed and position before them, two
+#: cached normal samples after them.
 _TORCH_BEFORE, _TORCH_BEHIND = 20, 28
 #: The numbers begin within this many bytes of the ``CPUGeneratorImpl``, which is larger.
 _TORCH_SEARCHED = 512
@@ -45,7 +50,8 @@ class _Memory:
 
 
 def _own(obj: object, kind: type) -> tuple[int, int]:
-    """An object's memory behind its header; the header is left out because it changes with the reference count."""
+    """An object's memory behind its header; the header is left out because it changes with the
+    reference count."""
     header = object.__basicsize__
     return id(obj) + header, kind.__basicsize__ - header
 
@@ -98,7 +104,8 @@ def _memory_of_torch(generator: torch.Generator, numbers_at: int) -> _Memory:
 
 @cache
 def _torch_numbers_at() -> int | None:
-    """Returns the offset of the numbers in torch's generators for the CPU, from the address of the C++ object; ``None`` if not found."""
+    """Returns the offset of the numbers in torch's generators for the CPU, from the address of the
+    C++ object; ``None`` if not found."""
     try:
         generator = torch.Generator("cpu")
         generator.manual_seed(20240601)
@@ -114,7 +121,8 @@ def _torch_numbers_at() -> int | None:
         memory = _memory_of_torch(generator, at)
         if numbers not in memory.bytes()[0]:
             return None
-        # One of every two normal samples is cached. Every change of the state must change the memory.
+        # One of every two normal samples is cached. Every change of the state must change the
+        # memory.
         for _ in range(3):
             for draw in (torch.rand, torch.randn, torch.randperm):
                 before, seen = returned(), memory.bytes()
@@ -127,8 +135,8 @@ def _torch_numbers_at() -> int | None:
 
 
 class _Seen(NamedTuple):
-    """The value last read from a generator, the version of its memory before the read, and what lay beside it. ``sure`` means that the
-    same was read twice at this version."""
+    """The value last read from a generator, the version of its memory before the read, and what lay
+    beside it. ``sure`` means that the same was read twice at this version."""
 
     version: int
     value: Any
@@ -137,24 +145,28 @@ class _Seen(NamedTuple):
 
 
 class _Read:
-    """The state that was last read from a generator, and the memory that shows whether it has changed."""
+    """The state that was last read from a generator, and the memory that shows whether it has
+    changed."""
 
     def __init__(self, generator: object, memory: _Memory) -> None:
         self.generator = generator
         self._memory = memory.watched()
-        #: One object, so that a thread that reads meanwhile, or an interrupt, leaves either all of it or nothing.
+        #: One object, so that a thread that reads meanwhile, or an interrupt, leaves either all of
+        #: it or nothing.
         self._seen: _Seen | None = None
 
     def value(self, read: Callable[[], Any], beside: object = None) -> Any:
-        """Returns the last value, or that of ``read`` if anything may have changed. ``beside`` belongs to the state but lies elsewhere."""
+        """Returns the last value, or that of ``read`` if anything may have changed. ``beside``
+        belongs to the state but lies elsewhere."""
         version, seen = self._memory.version(), self._seen
         if seen is not None and (seen.version != version or seen.beside is not beside):
             seen = None
         if seen is not None and seen.sure:
             return seen.value
         value = read()
-        # Around a single read, another thread may draw and put the state back. Two equal reads in a row are trusted. The version is
-        # from before the read, so that a later change is noticed next time.
+        # Around a single read, another thread may draw and put the state back. Two equal reads in a
+        # row are trusted. The version is from before the read, so that a later change is noticed
+        # next time.
         if seen is not None and value == seen.value:
             self._seen = _Seen(version, seen.value, beside, sure=True)
             return seen.value
@@ -174,7 +186,8 @@ def _read_python() -> list[Any]:
 
 
 def python() -> list[Any]:
-    """The state of :mod:`random`: its version, its numbers and position as bytes, and the next number of ``gauss``."""
+    """The state of :mod:`random`: its version, its numbers and position as bytes, and the next
+    number of ``gauss``."""
     global _python
     generator: Any = getattr(random, "_inst", None)
     if (

@@ -1,4 +1,4 @@
-"""A shard in memory whose damaged parts are brought back."""
+"""A shard in memory whose damaged parts are repaired from a copy."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ._internal import (
 from .slots import COPY_THREADS
 
 if TYPE_CHECKING:
-    from ._internal import Entry
+    from ._internal import Entry, Target
 
 
 class HealingShard:
-    """A shard whose damaged parts the agent brings back from a copy."""
+    """A shard whose damaged parts the agent repairs from a copy."""
 
     def __init__(self, shard: Shard, agent: Agent) -> None:
         self._shard, self._agent = shard, agent
@@ -31,7 +31,7 @@ class HealingShard:
         """As :meth:`Shard.places`."""
         return self._shard.places()
 
-    def copy_to(self, targets: list[tuple[str, int, int]]) -> None:
+    def copy_to(self, targets: list[Target]) -> None:
         """As :meth:`Shard.copy_to`."""
         try:
             self._shard.copy_to(targets, COPY_THREADS)

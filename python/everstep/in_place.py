@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ._internal import CheckpointError, Shard
+from ._internal import CheckpointError, Shard, Target
 from .module_state import mismatch
 from .tensors import as_real_dtype, assign, real_dtype, same_bits
 
 if TYPE_CHECKING:
     from .healing import HealingShard
-    from .placed import Resharded
+    from .shard_layout import Resharded
     from .values import Values
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    """The bytes can be copied straight to where they belong."""
+def is_plain(tensor: Tensor) -> bool:
+    """Returns whether bytes can be copied straight to the tensor."""
     return tensor.is_contiguous() and tensor.device.type == "cpu" and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _by_memory(tensors: dict[str, Tensor]) -> list[list[str]]:
-    """Names of tensors, those together whose memory overlaps (tied parameters, views of one buffer)."""
+    """Groups the names of tensors whose memory overlaps (tied parameters, views of one buffer)."""
     groups: list[list[str]] = [[name] for name, t in tensors.items() if not t.numel()]
     device, end = None, 0
     placed = ((str(t.device), t.data_ptr(), name, t) for name, t in tensors.items() if t.numel())
@@ -46,16 +46,17 @@ def fill(shard: Shard | HealingShard | Resharded, into: dict[str, Tensor], value
     """Reads ``into`` and the targets of ``values`` in one pass.
 
     Args:
-        into: tensors of modules, by name. They may be strided, on a device, or share memory with each other.
+        into: tensors of modules, by name. They may be strided, on a device, or share memory with
+            each other.
 
     Raises:
-        CheckpointError: when a tensor has another dtype or shape in the checkpoint, and when tensors that share memory had different
-            values.
+        CheckpointError: when a tensor has another dtype or shape in the checkpoint, and when
+            tensors that share memory had different values.
     """
     for name, tensor in into.items():
-        # Bytes are copied as they are: whoever has checked the names may have left some out.
-        _, dtype, shape, _ = values.entries[name]
-        if (wrong := mismatch((dtype, shape), tensor, name)) is not None:
+        # Bytes are copied unchanged, and the check of names may have left some tensors out.
+        entry = values.entries[name]
+        if (wrong := mismatch((entry.dtype, entry.shape), tensor, name)) is not None:
             raise CheckpointError(wrong)
     aside: list[str] = []
     compared: list[str] = []
@@ -63,16 +64,16 @@ def fill(shard: Shard | HealingShard | Resharded, into: dict[str, Tensor], value
     for group in _by_memory(into):
         first, *rest = group
         places = {(into[n].data_ptr(), into[n].nbytes) for n in group}
-        if len(places) == 1 and all(_is_plain(into[n]) for n in group):
+        if len(places) == 1 and all(is_plain(into[n]) for n in group):
             direct[first] = into[first]
             compared += rest
         else:
             aside += group
-            # A copy to a device needs no second look, memory of several tensors does.
+            # A copy to a device need not be compared, memory of several tensors must be.
             compared += [n for n in group if rest or into[n].device.type == "cpu"]
     stored = {name: values.room(name) for name in dict.fromkeys(aside + compared)}
     direct.update(values.targets)
-    shard.copy_to([(name, t.data_ptr(), t.nbytes) for name, t in direct.items()])
+    shard.copy_to([Target(name, t.data_ptr(), t.nbytes) for name, t in direct.items()])
 
     def right(name: str) -> Tensor:
         dtype = real_dtype(into[name])

@@ -1,4 +1,5 @@
-"""Reads blobs of checkpoints that were made before types were kept exactly (see :mod:`everstep.encoding`)."""
+"""Reads blobs of checkpoints that were made before types were stored exactly (see
+:mod:`everstep.encoding`)."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ _TUPLE, _SET, _BIG_INT, _COMPLEX, _NUMPY, _TENSOR, _TORCH, _PAIRS, _SIZE = range
 
 
 def decode(data: bytes, tensor: Callable[[str], Any]) -> Any:
-    """The value; ``tensor`` is asked for each tensor by name."""
+    """Returns the value; ``tensor`` returns each tensor by name."""
     return msgpack.unpackb(data, ext_hook=_Decoder(tensor), strict_map_key=False)
 
 
 def tensor_of(dtype: str, shape: list[int], data: bytes) -> Tensor:
-    """A tensor from its bytes."""
+    """Returns a tensor from its bytes."""
     if math.prod(shape) * BY_NAME[dtype].itemsize != len(data):
         raise ValueError(f"a tensor of {len(data)} bytes in the checkpoint is not {dtype} {shape}: it is damaged")
     found = torch.empty(shape, dtype=BY_NAME[dtype])
@@ -61,7 +62,7 @@ class _Decoder:
 
             dtype, shape, raw, scalar = value
             if not isinstance(dtype, str) or numpy.dtype(dtype).kind not in "biufc":
-                raise ValueError("an array of elements that are no numbers")
+                raise ValueError("an array of elements that are not numbers")
             array = numpy.frombuffer(raw, dtype=dtype).reshape(shape).copy()
             return array[()] if scalar else array
         raise ValueError(

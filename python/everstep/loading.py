@@ -1,4 +1,4 @@
-"""How long the loop waits for data: seen where torch's data loaders hand out a batch."""
+"""Measures how long the loop waits for data, where torch's data loaders return a batch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 
 
 def watch(worker: _Worker) -> bool:
-    """Watches all data loaders of this process (``torch.utils.data.dataloader._BaseDataLoaderIter.__next__``). False where there
-    are none yet."""
+    """Watches all data loaders of this process
+    (``torch.utils.data.dataloader._BaseDataLoaderIter.__next__``). Returns False if torch's module
+    is not loaded completely yet."""
     module = sys.modules.get("torch.utils.data.dataloader")
     base = getattr(module, "_BaseDataLoaderIter", None)
     if base is None:
@@ -22,7 +23,7 @@ def watch(worker: _Worker) -> bool:
 
     def next_batch(iterator: Any) -> Any:
         board = worker.board
-        # A section (an evaluation) accounts for all that is in it.
+        # The time in a section (an evaluation) counts as that section's.
         if board is None or worker.sections or threading.current_thread() is not main:
             return inner(iterator)
         board.enter("data", 0, 0)

@@ -1,5 +1,6 @@
-"""Ranks meet through torch's store, not by collectives: what backend the process group has does not matter, and no rank's last words to
-the others are a collective, after which gloo aborts now and then when a process ends."""
+"""Lets ranks agree through torch's store instead of collectives: it works with any backend of the
+process group, and no collective is in progress when a process ends, at which gloo aborts now and
+then."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ _gatherings = 0
 
 
 class Meeting:
-    """All ranks, through torch's store: who comes says something, and can go on when all have come. A few words per rank."""
+    """A meeting of all ranks in torch's store: each rank publishes values and can wait until all
+    have arrived."""
 
     def __init__(self, name: str) -> None:
         import torch.distributed as dist
@@ -22,50 +24,52 @@ class Meeting:
         self._store = PrefixStore(f"everstep/{name}", dist.distributed_c10d._get_default_store())
 
     def count(self, what: str) -> int:
-        """One more has said so; returns how many."""
+        """Adds one to a counter and returns it."""
         return int(self._store.add(what, 1))
 
-    def said(self, what: str) -> int:
-        """How many have said so."""
+    def counted(self, what: str) -> int:
+        """Returns a counter."""
         return int(self._store.add(what, 0))
 
-    def tell(self, name: str, value: str) -> None:
-        """For all."""
+    def publish(self, name: str, value: str) -> None:
+        """Publishes a value for all ranks."""
         self._store.set(name, value)
 
-    def hear(self, name: str) -> str:
-        """What somebody tells, as soon as it does."""
+    def wait_for(self, name: str) -> str:
+        """Returns the value that some rank publishes under a name, as soon as it does."""
         return str(self._store.get(name).decode())
 
-    def come(self, where: str = "here") -> None:
-        """Here, too."""
+    def arrive(self, where: str = "here") -> None:
+        """Records that this rank has arrived."""
         if self.count(where) == self.size:
-            self.tell(f"all {where}", "")
+            self.publish(f"all {where}", "")
 
-    def all_here(self, where: str = "here") -> None:
-        """Comes, and waits until all have."""
-        self.come(where)
-        self.hear(f"all {where}")
+    def barrier(self, where: str = "here") -> None:
+        """Arrives, and waits until all ranks have."""
+        self.arrive(where)
+        self.wait_for(f"all {where}")
 
 
 def meet(name: str) -> Meeting | None:
-    """A meeting under a name that no other has; ``None`` where there is nobody to meet."""
+    """Returns a meeting under a unique name; ``None`` if there is no other rank."""
     return Meeting(name) if in_group() else None
 
 
 def gathered(values: list[int]) -> list[list[int]]:
-    """The values of all ranks, by rank. To be called on all, as often."""
+    """Returns the values of all ranks, by rank. All ranks must call it, the same number of
+    times."""
     global _gatherings
     _gatherings += 1
     meeting = meet(f"gathering/{_gatherings}")
     if meeting is None:
         return [values]
-    meeting.tell(str(meeting.rank), json.dumps(values))
+    meeting.publish(str(meeting.rank), json.dumps(values))
     if meeting.rank == 0:
-        meeting.tell("all", json.dumps([json.loads(meeting.hear(str(r))) for r in range(meeting.size)]))
-    found: list[list[int]] = json.loads(meeting.hear("all"))
-    # Rank 0's process may have the store: it must not end before all have heard, and nobody may ask for anything after that.
-    meeting.come("heard")
+        meeting.publish("all", json.dumps([json.loads(meeting.wait_for(str(r))) for r in range(meeting.size)]))
+    found: list[list[int]] = json.loads(meeting.wait_for("all"))
+    # Rank 0's process may host the store: it must not end before all ranks have read the result,
+    # and no rank may use the store after that.
+    meeting.arrive("heard")
     if meeting.rank == 0:
-        meeting.hear("all heard")
+        meeting.wait_for("all heard")
     return found

@@ -23,11 +23,12 @@ class MicroBatches:
         self.plan: BatchPlan | None = None
 
     def of_step(self, loader: Iterable[Any], plan: BatchPlan) -> Iterator[Any]:
-        """This rank's micro-batches of the next step. After the last one the gradients are those of the
-        mean over the global batch."""
+        """Yields this rank's micro-batches of the next step. After the last one, the gradients are
+        those of the mean over the global batch."""
         self._open(loader, plan)
         for i in range(plan.micro_steps):
-            # Gradients travel once per step, so that ranks may have different numbers of micro-batches.
+            # Gradients are reduced once per step, so that ranks may have different numbers of
+            # micro-batches.
             for module in self._wrapped:
                 module.require_backward_grad_sync = i + 1 == plan.micro_steps
             yield self._next(loader)
@@ -79,14 +80,15 @@ class MicroBatches:
 
 
 def _begin(loader: Iterable[Any]) -> Iterator[Any]:
-    """A loop over the loader. A DataLoader draws a seed when one begins: a restart in the middle of an epoch would draw once more than
-    the run that was not disturbed, and dropout would go on otherwise."""
+    """Begins a loop over the loader. A DataLoader draws a seed when a loop begins: a restart in the
+    middle of an epoch would draw once more than an undisturbed run, and random numbers (dropout)
+    would differ from then on."""
     with torch.random.fork_rng(devices=[]):
         return iter(loader)
 
 
 def _ddp(module: nn.Module) -> nn.parallel.DistributedDataParallel | None:
-    """The DDP wrapper of a module, also inside torch.compile's."""
+    """Returns the DDP wrapper of a module, also inside that of torch.compile."""
     inner: Any = module
     while inner is not None:
         if isinstance(inner, nn.parallel.DistributedDataParallel):

@@ -1,8 +1,9 @@
-"""Modules: what their ``state_dict()`` holds, and which way it goes back.
+"""The contents of a module's ``state_dict()``, and how it is restored.
 
-Most entries of a ``state_dict()`` are the memory of parameters and buffers, and bytes are copied straight there. Where they are not (cast
-hooks, clones, extra state), or where somebody has a part in loading (hooks, an own ``_load_from_state_dict``), the module's
-``load_state_dict`` is called, as torch would.
+Most entries of a ``state_dict()`` are the memory of parameters and buffers, and bytes are copied
+straight there. If they are not (cast hooks, clones, extra state), or if other code takes part in
+loading (hooks, a ``_load_from_state_dict`` of its own), the module's ``load_state_dict`` is called,
+as torch would.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import flat
+from . import fsdp1
 from ._internal import CheckpointError, DamagedError
 from .compare import difference
-from .placed import Place
+from .shard_layout import Place
 from .tensors import as_real_dtype, is_lazy, local, real_dtype, same_bits, stored_as
 
 #: Marks what is saved of a module beside its tensors. Earlier checkpoints have the values alone.
@@ -27,11 +28,11 @@ FORMAT = "__everstep_module__"
 
 @dataclass
 class Entries:
-    """What a ``state_dict()`` holds now."""
+    """The contents of a ``state_dict()``."""
 
     #: This rank's part of each tensor, and what it is a part of.
     tensors: dict[str, tuple[Tensor, Tensor | Place | None]] = field(default_factory=dict)
-    #: Entries that are no tensors (extra state).
+    #: Entries that are not tensors (extra state).
     values: dict[str, Any] = field(default_factory=dict)
     #: Entries of lazy modules that have no shape yet.
     lazy: set[str] = field(default_factory=set)
@@ -42,14 +43,14 @@ class Entries:
 def entries_of(name: str, module: nn.Module) -> Entries:
     """Reads a module."""
     found = Entries()
-    if flat.is_flat(module):
+    if fsdp1.is_flat(module):
         for inner, sub in module.named_modules():
             if _has_extra_state(sub):
                 raise CheckpointError(
                     f"{name}.{inner} has extra state (get_extra_state), which cannot be saved inside "
                     "FullyShardedDataParallel; use fully_shard (FSDP2)"
                 )
-        found.tensors = {key: (own, whole) for key, own, whole in flat.tensors(module)}
+        found.tensors = {key: (own, whole) for key, own, whole in fsdp1.tensors(module)}
         return found
     state = module.state_dict()
     found.versions = getattr(state, "_metadata", None)
@@ -75,7 +76,8 @@ def _hooks(module: nn.Module) -> Iterator[Any]:
 
 
 def takes_part(module: nn.Module) -> bool:
-    """Something of the user's, or of a module's own, takes part in loading: hooks, or methods that replace torch's."""
+    """Returns whether code of the user, or of a module itself, takes part in loading: hooks, or
+    methods that replace torch's."""
     if type(module).load_state_dict is not nn.Module.load_state_dict or "load_state_dict" in vars(module):
         return True
     for inner in module.modules():
@@ -100,21 +102,22 @@ def _same_memory(one: Tensor, other: Tensor) -> bool:
 
 
 def loads_itself(module: nn.Module, entries: Entries) -> bool:
-    """The module has to be restored by its ``load_state_dict``."""
-    if flat.is_flat(module):
+    """Returns whether the module has to be restored by its ``load_state_dict``."""
+    if fsdp1.is_flat(module):
         return False
     if entries.values or entries.lazy or takes_part(module):
         return True
-    own = {flat.clean(k): local(t) for k, t in module.named_parameters(remove_duplicate=False)}
-    own.update((flat.clean(k), local(t)) for k, t in module.named_buffers(remove_duplicate=False))
+    own = {fsdp1.clean(k): local(t) for k, t in module.named_parameters(remove_duplicate=False)}
+    own.update((fsdp1.clean(k), local(t)) for k, t in module.named_buffers(remove_duplicate=False))
     return any(
-        (at := own.get(flat.clean(key))) is None or not _same_memory(tensor, at)
+        (at := own.get(fsdp1.clean(key))) is None or not _same_memory(tensor, at)
         for key, (tensor, _) in entries.tensors.items()
     )
 
 
 def refuse_expanded(name: str, module: nn.Module, entries: Entries) -> None:
-    """Elements that share memory cannot be loaded by torch's ``load_state_dict``.
+    """Refuses elements that share memory where torch's ``load_state_dict`` has to load them, which
+    it cannot.
 
     Raises:
         CheckpointError: naming such a tensor of a module that loads its state itself.
@@ -130,7 +133,8 @@ def refuse_expanded(name: str, module: nn.Module, entries: Entries) -> None:
 
 
 def saved_beside(module: nn.Module, entries: Entries, *, parts: bool) -> dict[str, Any] | None:
-    """What is saved of a module beside its tensors; ``None`` when there is nothing. ``parts``: :func:`takes_part` of it."""
+    """Returns what is saved of a module beside its tensors; ``None`` if there is nothing.
+    ``parts``: :func:`takes_part` of it."""
     dtypes = {key: dtype for key, (tensor, _) in entries.tensors.items() if (dtype := real_dtype(tensor)) is not None}
     if not (entries.values or dtypes or parts):
         return None
@@ -143,14 +147,14 @@ def saved_beside(module: nn.Module, entries: Entries, *, parts: bool) -> dict[st
 
 
 def read_beside(value: Any) -> dict[str, Any]:
-    """What :func:`saved_beside` has saved, also by earlier versions."""
+    """Returns what :func:`saved_beside` has saved, also by earlier versions."""
     if isinstance(value, dict) and FORMAT in value:
         return value
     return {"values": value or {}, "versions": None, "dtypes": {}}
 
 
 def checked_beside(value: Any) -> Any:
-    """A decoded value of a module.
+    """Checks a decoded value of a module and returns it.
 
     Raises:
         DamagedError: when it is not what :func:`saved_beside` saves.
@@ -170,7 +174,7 @@ def checked_beside(value: Any) -> Any:
 
 
 def _whole(tensor: Tensor, live: Any) -> Tensor:
-    """A part as the sharded tensor that the module has."""
+    """Returns a part as the sharded tensor that the module has."""
     if getattr(live, "_local_tensor", None) is None or not hasattr(live, "device_mesh"):
         return tensor
     from torch.distributed.tensor import DTensor
@@ -186,7 +190,7 @@ def _whole(tensor: Tensor, live: Any) -> Tensor:
 
 
 def load(name: str, module: nn.Module, tensors: Mapping[str, Tensor], beside: dict[str, Any]) -> None:
-    """Restores a module by its ``load_state_dict``, once, and compares what it has then.
+    """Restores a module by its ``load_state_dict``, once, and compares the result.
 
     Raises:
         CheckpointError: when the module refuses the state, and when an entry did not arrive.
@@ -199,7 +203,7 @@ def load(name: str, module: nn.Module, tensors: Mapping[str, Tensor], beside: di
         tensor = stored if dtype is None else as_real_dtype(stored, dtype)
         state[key] = tensor if live is None else _whole(tensor, live[1])
     state.update(beside["values"])
-    # In the order in which torch has them.
+    # In torch's order.
     order = {key: n for n, key in enumerate([*before.tensors, *before.lazy, *before.values])}
     state = OrderedDict(sorted(state.items(), key=lambda item: order.get(item[0], len(order))))
     saved = OrderedDict((k, local(v) if isinstance(v, Tensor) else v) for k, v in state.items())
@@ -212,7 +216,7 @@ def load(name: str, module: nn.Module, tensors: Mapping[str, Tensor], beside: di
     except Exception as e:
         raise CheckpointError(f"{name}: load_state_dict() did not take the state in the checkpoint: {e}") from e
     now = entries_of(name, module)
-    # What is of an earlier version of a module, the module may have changed.
+    # A module may have migrated entries of an earlier version.
     migrated = {m for m, v in (versions or {}).items() if (now.versions or {}).get(m) != v}
     for key, value in saved.items():
         if key.rpartition(".")[0] in migrated:
@@ -231,7 +235,7 @@ def load(name: str, module: nn.Module, tensors: Mapping[str, Tensor], beside: di
 
 
 def mismatch(stored: tuple[str, list[int]], tensor: Tensor, name: str) -> str | None:
-    """Why an entry of a checkpoint is not that of a module."""
+    """Returns why an entry of a checkpoint does not fit that of a module, if it does not."""
     dtype, shape = stored_as(tensor, name)
     if stored[1] != shape:
         return f"{name}: shape {stored[1]} in the checkpoint, {shape} in the model"

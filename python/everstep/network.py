@@ -1,7 +1,9 @@
-"""Sees the collectives of a training loop, so that copies of checkpoints keep out of their way.
+"""Watches the collectives of a training loop, so that copies of checkpoints do not compete with
+them.
 
-Only where copies go to other nodes (sharded state), and only where the end of a collective can be seen: with NCCL it is
-known to the device alone, and copies are spread evenly instead.
+This is needed only where copies go to other nodes (sharded state), and works only where the end of
+a collective can be observed: with NCCL it is known to the device alone, and copies are spread
+evenly instead.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ from typing import Any
 
 from . import worker as _worker
 from ._internal import Board, NetworkWatch
+from .world import number
 
-#: Methods of ``torch.distributed.ProcessGroup`` that collectives called from Python go through, under the names of all
-#: versions of torch.
+#: Methods of ``torch.distributed.ProcessGroup`` that collectives called from Python go through,
+#: under the names of all versions of torch.
 COLLECTIVES = (
     "_allgather_base", "_reduce_scatter_base", "all_gather_single", "all_gather_single_coalesced", "all_to_all_single", "allgather",
     "allgather_coalesced", "allgather_into_tensor_coalesced", "allreduce", "allreduce_coalesced", "alltoall", "alltoall_base",
@@ -26,19 +29,20 @@ COLLECTIVES = (
 
 _watch: NetworkWatch | None = None
 _crosses: dict[int, bool] = {}
-#: Work whose end shows only when somebody waits for it; kept alive, so that no other has its id.
+#: Work whose end is observed only when it is waited for; kept alive, so that its id is not reused.
 _unfinished: dict[int, Any] = {}
 
 
 def watch(board: Board, pacing: bool) -> NetworkWatch | None:
-    """Watches the collectives of this process; ``None`` where their ends cannot be seen."""
+    """Watches the collectives of this process. Returns ``None`` where their ends cannot be
+    observed."""
     global _watch
     import torch.distributed as dist
 
     if not _worker.in_group():
         return None
     if not pacing:
-        board.set("Network", 3)
+        board.open_network()
         return None
     if "nccl" in dist.get_backend():
         return None
@@ -54,7 +58,8 @@ def watch(board: Board, pacing: bool) -> NetworkWatch | None:
 
 
 def _leaves_the_node(group: Any) -> bool:
-    """Some of its ranks are on another node (ranks are numbered node by node)."""
+    """Returns whether some ranks of the group are on another node (ranks are numbered node by
+    node)."""
     import torch.distributed as dist
 
     known = _crosses.get(id(group))
@@ -65,7 +70,7 @@ def _leaves_the_node(group: Any) -> bool:
             ranks = list(range(dist.get_world_size()))
         world = _worker.world()
         first = world.rank - world.local_rank
-        per_node = _worker._number("LOCAL_WORLD_SIZE", 1)
+        per_node = number("LOCAL_WORLD_SIZE", 1)
         known = _crosses[id(group)] = any(not first <= r < first + per_node for r in ranks)
     return known
 
@@ -88,7 +93,7 @@ def _watched(method: Callable[..., Any]) -> Callable[..., Any]:
             if work is None:
                 seen.end()
             else:
-                _unfinished[id(work)] = work  # this kind of work tells only who waits for it
+                _unfinished[id(work)] = work  # it is known to be complete only when it is waited for
         return work
 
     return collective
@@ -107,7 +112,7 @@ def _waited(wait: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def iteration(watch: NetworkWatch) -> None:
-    """A step is complete. Work that nobody has waited for may be, too."""
+    """Records a completed step. Work that nothing has waited for may be complete, too."""
     for key, work in list(_unfinished.items()):
         if work.is_completed() and _unfinished.pop(key, None) is not None:
             watch.end()

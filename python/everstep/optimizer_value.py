@@ -1,4 +1,4 @@
-"""What is saved of an optimizer, checked before anything of it is used."""
+"""Checks the saved state of an optimizer before any of it is used."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from .sharded import Part
 
 
 def checked(value: Any) -> Any:
-    """A decoded value: state by names of parameters, and groups; or a ``state_dict()`` as it was, as ``whole``.
+    """Checks a decoded value: state by names of parameters, and groups; or an unchanged
+    ``state_dict()``, as ``whole``.
 
     Raises:
-        DamagedError: when it is none.
+        DamagedError: when it is neither.
     """
     with reading("the state of an optimizer"):
         if not isinstance(value, dict) or not ("whole" in value or _is_by_names(value)):
@@ -32,11 +33,11 @@ def _is_by_names(value: dict[str, Any]) -> bool:
     ):
         return False
     for key, _ in other:
-        # An error where it is no key.
+        # Raises if it cannot be a key.
         hash(key)
     good = all(isinstance(n, str) and isinstance(s, dict) for n, s in state.items()) and all(map(_is_group, groups))
     good = good and all(isinstance(n, str) and isinstance(s, list) for n, s in shapes.items())
-    # A tensor that nobody wants is not read.
+    # A tensor that is not wanted is not read.
     values = value.get("values", {})
     good = (
         good
@@ -49,7 +50,7 @@ def _is_by_names(value: dict[str, Any]) -> bool:
 
 
 def _is_group(group: Any) -> bool:
-    """Its parameters by name, and options by name."""
+    """Returns whether this is a group: its parameters by name, and options by name."""
     if (
         not isinstance(group, dict)
         or not all(isinstance(k, str) for k in group)

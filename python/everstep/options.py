@@ -1,6 +1,7 @@
 """Checks the options of :class:`everstep.CheckpointManager`.
 
-An option of the wrong type must not stand for another one: ``persist=2.0`` would otherwise mean "auto".
+An option of the wrong type must not be taken for another one: ``persist=2.0`` would otherwise mean
+"auto".
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ def _refused(name: str, value: object, wanted: str, kind: type[Exception] = Type
 
 
 def count(name: str, value: Any, least: int, wanted: str) -> int:
-    """An integer, numpy's included, of at least ``least``.
+    """Checks an integer, numpy's included, of at least ``least``.
 
     Raises:
-        TypeError: when it is none.
+        TypeError: when it is not an integer.
         ValueError: when it is less.
     """
     if isinstance(value, bool):
@@ -34,14 +35,14 @@ def count(name: str, value: Any, least: int, wanted: str) -> int:
 
 
 def snapshot_interval(value: Any) -> int | None:
-    """``every``: steps, or ``None`` for "auto"."""
+    """Checks ``every``: steps, or ``None`` for "auto"."""
     if isinstance(value, timedelta):
         raise TypeError("every= is a number of steps, or 'auto': time passes differently on each rank")
     return None if _is_auto(value) else count("every", value, 1, "a number of steps, at least 1, or 'auto'")
 
 
 def durable_interval(value: Any) -> int | timedelta | Literal["auto"]:
-    """``persist``: steps, time, or "auto"."""
+    """Checks ``persist``: steps, time, or "auto"."""
     wanted = "a number of steps (0: no durable checkpoints), a timedelta, or 'auto'"
     if isinstance(value, timedelta):
         return _above_zero("persist", value, wanted)
@@ -49,7 +50,7 @@ def durable_interval(value: Any) -> int | timedelta | Literal["auto"]:
 
 
 def budget(value: Any) -> float | None:
-    """``stall_budget``: a part of the training time."""
+    """Checks ``stall_budget``: a part of the training time."""
     if value is None:
         return None
     wanted = "the part of the training time that checkpoints may cost, from 0 to 1, such as 0.01"
@@ -65,7 +66,7 @@ def budget(value: Any) -> float | None:
 
 
 def span(name: str, value: Any) -> timedelta | None:
-    """A length of time above zero, or ``None``."""
+    """Checks a length of time above zero, or ``None``."""
     wanted = "a timedelta above zero, or None"
     if value is None:
         return None
@@ -81,14 +82,14 @@ def _above_zero(name: str, value: timedelta, wanted: str) -> timedelta:
 
 
 def flag(name: str, value: Any) -> bool:
-    """True or False."""
+    """Checks True or False."""
     if not isinstance(value, bool):
         raise _refused(name, value, "True or False")
     return value
 
 
 def flag_or_auto(name: str, value: Any) -> bool | Literal["auto"]:
-    """True, False or "auto"."""
+    """Checks True, False or "auto"."""
     if _is_auto(value):
         return "auto"
     if not isinstance(value, bool):

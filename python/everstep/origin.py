@@ -1,8 +1,10 @@
-"""Which step a script goes on from, where it does not say so: read off its optimizer, else off a scheduler.
+"""Finds the step that a script continues from if it does not report it: from its optimizer, else
+from a scheduler.
 
-An optimizer that counts its updates (all of torch's but SGD, LBFGS and Muon do) has them in its state, and a script
-that goes on from a checkpoint of its own has loaded that. A scheduler counts, too, but epochs as often as steps:
-it is believed after it has gone along with a few updates, one by one. Where neither is there, nothing is known.
+An optimizer that counts its updates (all of torch's but SGD, LBFGS and Muon do) has the count in
+its state, and a script that continues from a checkpoint of its own has loaded that. A scheduler
+counts, too, but epochs as often as steps: it is trusted after it has advanced with a few updates,
+one by one. Without either, the step is not known.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 
 #: Updates with each of which a scheduler must have advanced by one.
 _ALONG = 3
-#: Updates after which an optimizer's own count must have advanced by as many.
+#: Updates after which an optimizer's own count must have advanced by the same number.
 _AGAIN = 2
 
 
@@ -30,7 +32,8 @@ def _counts(optimizer: Any) -> Iterator[Any]:
 
 
 def _updates(optimizer: Any) -> int | None:
-    """How many updates it has made, by what it counts itself; one wait for the device where the counts are there."""
+    """Returns the number of updates that an optimizer has counted itself; this waits for the device
+    once if the counts are there."""
     import torch
 
     numbers: list[float] = []
@@ -52,7 +55,8 @@ def _updates(optimizer: Any) -> int | None:
 
 
 def _schedulers(optimizer: Any) -> list[Any]:
-    """Schedulers of this optimizer. It does not know them, so they are looked for among all objects, once."""
+    """Finds the schedulers of this optimizer. It does not refer to them, so all objects are
+    searched, once."""
     module = sys.modules.get("torch.optim.lr_scheduler")
     base = getattr(module, "LRScheduler", None)
     if base is None:
@@ -65,26 +69,26 @@ def _schedulers(optimizer: Any) -> list[Any]:
     return [s for s in found if inner(getattr(s, "optimizer", None)) is inner(optimizer)]
 
 
-#: Updates after which no more becomes known.
+#: Updates after which nothing more is learned.
 SETTLED = max(_ALONG + 1, _AGAIN)
 
 
 class Origin:
-    """One optimizer's. ``search``: its schedulers may be looked for."""
+    """The origin of one optimizer. ``search``: its schedulers may be searched for."""
 
     def __init__(self, search: bool) -> None:
         self.count = 0
         self._search = search
-        #: Updates before this process; ``None``: not known, or not yet.
+        #: Number of updates before this process; ``None``: not known, or not yet.
         self.base: int | None = None
         self._along: list[tuple[Any, int]] = []
 
     def updated(self, optimizer: Any) -> None:
-        """It has made one update more."""
+        """Records one more update."""
         self.count += 1
         if self.count > SETTLED:
             return
-        # Whatever other people's optimizers keep there, the training goes on.
+        # Whatever other optimizers store there, training continues.
         with contextlib.suppress(Exception):
             self._look(optimizer)
 
@@ -104,6 +108,6 @@ class Origin:
                 self.base = None  # it counts something else
         self._along = [(s, since) for s, since in self._along if s.last_epoch == since + self.count - 1]
         if self._along and self.count == _ALONG + 1:
-            # A scheduler that is made of others counts all of their steps.
+            # A scheduler that contains others counts all of their steps.
             self.base = max(since for _, since in self._along)
             self._along = []

@@ -1,4 +1,4 @@
-"""What became of checkpoints: which tier holds which step for certain, and what failed."""
+"""What became of checkpoints: which tier has which step for certain, and what failed."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Tier = Literal["local", "peer", "disk"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What :meth:`CheckpointManager.step` did and saw.
+    """The result of :meth:`CheckpointManager.step`.
 
     Attributes:
         should_stop: the job is stopping; this step is the last one.
         world_changed: the world has changed.
-        saved: tiers in which a newer step is complete than when ``step()`` was last called: ``"local"`` once its slot of memory is
-            sealed, ``"disk"`` once it is published and synced. What is done beside the training (overlapped copies, the agent's
-            writing to storage) is reported by the later ``step()`` at which it is known to be complete; :attr:`steps` says which
-            step it is.
-        steps: the newest step that is complete in each tier, of those that this process captured.
-        failed: a sentence for each checkpoint that was lost since ``step()`` was last called. Training goes on, and earlier
-            checkpoints stay.
+        saved: tiers in which a newer step is complete than at the previous ``step()``: ``"local"``
+            once its slot of memory is sealed, ``"disk"`` once it is published and synced. Work
+            beside the training (overlapped copies, the agent's writing to storage) is reported by
+            the later ``step()`` at which it is known to be complete; :attr:`steps` names the step.
+        steps: the newest complete step in each tier, of those that this process captured.
+        failed: a sentence for each checkpoint that was lost since the previous ``step()``. Training
+            continues, and earlier checkpoints stay.
     """
 
     should_stop: bool = False
@@ -36,7 +36,7 @@ class Outcome:
 
 
 class Arrivals:
-    """Collects between two calls of ``step()`` what has become complete and what has failed."""
+    """Collects what has become complete and what has failed between two calls of ``step()``."""
 
     def __init__(self) -> None:
         self._saved: set[Tier] = set()
@@ -46,11 +46,11 @@ class Arrivals:
         self.lost: list[int] = []
 
     def sealed(self, step: int) -> None:
-        """Memory holds the step."""
+        """Records that the step is in memory."""
         self._arrived("local", step)
 
     def durable(self, step: int) -> None:
-        """Durable storage holds the step."""
+        """Records that the step is on durable storage."""
         if step > self._steps.get("disk", 0):
             self._arrived("disk", step)
 
@@ -58,22 +58,26 @@ class Arrivals:
         self._saved.add(tier)
         self._steps = {**self._steps, tier: step}
 
-    def failed(self, why: str, step: int, *, told: bool = False) -> None:
-        """A checkpoint was lost. ``told``: the user has read it already."""
+    def failed(self, why: str, step: int, *, reported: bool = False) -> None:
+        """Records a lost checkpoint. ``reported``: the user has been warned already."""
         self._failed.append(why)
         self.lost.append(step)
-        if not told:
+        if not reported:
             warnings.warn(f"everstep: {why}", stacklevel=5)
 
     def raise_lost(self) -> None:
-        """For a save that is to succeed or fail at once."""
+        """Raises if a checkpoint was lost, for a save that is to succeed or fail at once.
+
+        Raises:
+            CheckpointError: with the cause.
+        """
         if self.lost:
             why = self._failed[-1]
             self.lost.clear()
             raise CheckpointError(why)
 
     def taken(self, should_stop: bool) -> Outcome:
-        """The outcome of a step; what comes next belongs to the next one."""
+        """Returns the outcome of a step and begins the next one."""
         outcome = Outcome(should_stop, False, frozenset(self._saved), self._steps, tuple(self._failed))
         self._saved.clear()
         self._failed.clear()

@@ -1,20 +1,20 @@
-"""How a global batch is shared by the ranks of a world, equally or not."""
+"""The shares of a global batch that the ranks of a world take, equal or not."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .worker import world
+from .world import world
 
 
 @dataclass(frozen=True)
 class BatchPlan:
     """One rank's part of a global batch.
 
-    ``micro_steps`` micro-batches of ``micro_batch_size`` samples; the rank's first sample is the
-    ``first_sample``-th of the global batch. Ranks may have different numbers of micro-batches: gradients
-    are weighted by samples when the mean loss of each micro-batch is multiplied by ``loss_scale``
-    (DDP then divides the sum over ranks by their number).
+    It consists of ``micro_steps`` micro-batches of ``micro_batch_size`` samples; the rank's first
+    sample is the ``first_sample``-th of the global batch. Ranks may have different numbers of
+    micro-batches: gradients are weighted by samples when the mean loss of each micro-batch is
+    multiplied by ``loss_scale`` (DDP then divides the sum over ranks by their number).
     """
 
     global_batch_size: int
@@ -28,10 +28,12 @@ class BatchPlan:
 def batch_plan(
     global_batch_size: int, micro_batch_size: int, *, rank: int | None = None, world_size: int | None = None
 ) -> BatchPlan:
-    """This rank's part of ``global_batch_size`` samples in micro-batches of ``micro_batch_size``.
+    """Returns this rank's part of ``global_batch_size`` samples in micro-batches of
+    ``micro_batch_size``.
 
     Raises:
-        ValueError: the batch cannot be shared by so many ranks; the text says what can be.
+        ValueError: when this number of ranks cannot share the batch; the text gives numbers that
+            work.
     """
     w = world()
     rank = w.rank if rank is None else rank
@@ -42,7 +44,7 @@ def batch_plan(
         )
     if global_batch_size % micro_batch_size:
         raise ValueError(
-            f"a global batch of {global_batch_size} is no multiple of the micro-batch of {micro_batch_size}: "
+            f"a global batch of {global_batch_size} is not a multiple of the micro-batch of {micro_batch_size}: "
             f"take {global_batch_size - global_batch_size % micro_batch_size} or "
             f"{global_batch_size + micro_batch_size - global_batch_size % micro_batch_size}"
         )

@@ -1,19 +1,21 @@
-"""Which step a training restores, and from where: the newest one that every rank can read."""
+"""Chooses the step that training restores, and where from: the newest one that every rank can
+read."""
 
 from __future__ import annotations
 
 import warnings
 from typing import Any
 
-from . import together
+from . import node_reader
 from ._internal import CheckpointError, DamagedError, Shard
 from .agent_tier import AgentTier
 from .branch import Branch, Wanted
+from .damage import OutOfMemory
 from .directory import Directory
 from .disk_tier import DiskTier
 from .durable_offers import DurableOffers
 from .healing import HealingShard
-from .placed import Resharded
+from .shard_layout import Resharded
 from .state import State
 
 
@@ -27,13 +29,15 @@ class Restoring:
         self._extra: dict[str, Any] = {}
 
     def restore(self, wanted: Wanted) -> tuple[int, dict[str, Any]]:
-        """Loads the newest step that is wanted. Returns it, 0 for a fresh start, and the values kept with it."""
+        """Loads the newest step that is wanted. Returns it, 0 for a fresh start, and the values
+        kept with it."""
         while (done := self._newest(wanted)) is None:
             pass
         return done, self._extra
 
     def _newest(self, wanted: Wanted) -> int | None:
-        """One attempt: the steps that are complete then, 0 for a fresh start; ``None`` when an older one has to be tried."""
+        """Makes one attempt. Returns the step, 0 for a fresh start; ``None`` if an older one has to
+        be tried."""
         durable = DurableOffers(self._state, self._branch.rows(wanted), self._damaged, self._skip)
         found = self._tier.choose(durable, wanted)
         if found is None or not wanted.allows(found[0]):
@@ -44,13 +48,15 @@ class Restoring:
         if shard is None:
             try:
                 shard = durable.shard(done)
+            except OutOfMemory:
+                raise
             except CheckpointError:
-                # An older one, which was offered before its header was read.
+                # The step was offered before its header was read.
                 self._tier.failed(done)
                 raise
             path = durable.paths[done]
-        self._branch.goes_on_from(done, path, wanted.step is not None)
-        together.begin()
+        self._branch.continue_from(done, path, wanted.step is not None)
+        node_reader.begin()
         damage: DamagedError | None = None
         try:
             self._extra = self._load(done, shard, path)
@@ -59,7 +65,7 @@ class Restoring:
         if self._tier.in_memory and damage is not None:
             self._tier.failed(done)
             raise CheckpointError(str(damage.args[0])) from damage
-        if self._tier.in_memory or not together.any_failed(damage is not None):
+        if self._tier.in_memory or not node_reader.any_failed(damage is not None):
             return done
         self._damaged.add(done)
         self._skip(str(damage.args[0]) if damage else f"another rank cannot read step {done}")
@@ -71,11 +77,11 @@ class Restoring:
 
     def _load(self, step: int, shard: Shard | HealingShard | Resharded, path: str | None) -> dict[str, Any]:
         try:
-            # All ranks read it as one, or none: they do it together.
+            # Either all ranks read it as one checkpoint, or none: they read together.
             as_one = isinstance(shard, Resharded) or (
                 isinstance(shard, HealingShard) and self._state.is_placed_otherwise(shard)
             )
-            if together.any_as_one(as_one) and not isinstance(shard, Resharded):
+            if node_reader.any_as_one(as_one) and not isinstance(shard, Resharded):
                 shard = self._as_one(step, shard)
             return self._state.restore(shard)
         except CheckpointError as e:
@@ -86,12 +92,13 @@ class Restoring:
             raise
 
     def _as_one(self, step: int, shard: Shard | HealingShard) -> Resharded | Shard | HealingShard:
-        """The durable checkpoint of the step, for ranks that hold other parts now than when it was made."""
+        """Returns the durable checkpoint of the step, for ranks that now have other parts than when
+        it was made."""
         try:
             return self._state.resharded(self._directory.step(step))
         except CheckpointError as e:
             if self._directory.has(step) or not self._state.is_sharded:
-                # It is of another model, which is said when it is loaded.
+                # It is of another model, which is reported when it is loaded.
                 return shard
             raise CheckpointError(
                 f"step {step} is in memory only, in parts of another sharding or model; run once more as "

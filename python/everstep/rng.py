@@ -1,4 +1,4 @@
-"""The state of every random generator that a training loop uses, and how to put it back."""
+"""Reads and restores the state of every random generator that a training loop uses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 
 
 def get() -> dict[str, Any]:
-    """The states of Python's, torch's, numpy's (if it was imported) and all GPUs' generators, for :func:`put` and :func:`same`."""
+    """Returns the states of Python's, torch's, numpy's (if it was imported) and all GPUs'
+    generators, for :func:`put` and :func:`same`."""
     state: dict[str, Any] = {"python": generators.python(), "torch": generators.torch_cpu()}
     numpy = generators.numpy()
     if numpy is not None:
@@ -30,7 +31,8 @@ def get() -> dict[str, Any]:
 
 
 def same(state: dict[str, Any], other: dict[str, Any]) -> bool:
-    """True only if no generator has changed between the two calls of :func:`get`. May be False for equal states that were read twice."""
+    """Returns True only if no generator has changed between the two calls of :func:`get`. May
+    return False for equal states that were read twice."""
     return (
         state.keys() == other.keys()
         and state["python"] is other["python"]
@@ -41,7 +43,8 @@ def same(state: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def diverge(rank: int) -> None:
-    """Seeds the generators from another rank's state, which was put before: differently on each rank, and the same every time."""
+    """Seeds the generators from another rank's state, which was restored before: differently on
+    each rank, and reproducibly."""
     seed = int.from_bytes(
         hashlib.blake2b(torch.get_rng_state().numpy().tobytes() + rank.to_bytes(8, "little"), digest_size=8).digest(),
         "little",
@@ -57,7 +60,11 @@ def diverge(rank: int) -> None:
 
 
 def check(state: dict[str, Any]) -> None:
-    """Raises :class:`DamagedError` for a state that :func:`put` could not put back."""
+    """Checks a state for :func:`put`.
+
+    Raises:
+        DamagedError: when it could not be restored.
+    """
     with reading("the state of the random generators"):
         version, internal, gauss = state["python"]
         if isinstance(internal, bytes):
@@ -77,7 +84,7 @@ def _bytes(state: bytes) -> torch.Tensor:
 
 
 def _bit_generator(state: Any) -> Any:
-    """The class of numpy's bit generator."""
+    """Returns the class of numpy's bit generator."""
     import numpy
 
     name = state["bit_generator"] if isinstance(state, dict) else state[0]
@@ -98,7 +105,7 @@ def _numpy(state: Any) -> Any:
 
 
 def put(state: dict[str, Any]) -> None:
-    """Puts back a state that :func:`get` returned."""
+    """Restores a state that :func:`get` returned."""
     version, internal, gauss = state["python"]
     if isinstance(internal, bytes):
         internal = array("I", internal)
@@ -116,7 +123,7 @@ def put(state: dict[str, Any]) -> None:
         if here < len(state["cuda"]):
             warnings.warn(
                 f"everstep: the checkpoint has the random generators of {len(state['cuda'])} GPUs, but this process sees {here}: "
-                "only theirs are restored; make as many visible as before for the same random numbers",
+                "only theirs are restored; make the same number of GPUs visible for the same random numbers",
                 stacklevel=6,
             )
         for device, generator in enumerate(state["cuda"][:here]):

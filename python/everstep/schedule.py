@@ -1,4 +1,5 @@
-"""When a step is due for durable storage: by the clock, or by what checkpoints cost (CheckFreq §4.2, §4.3)."""
+"""Decides when a step is due for durable storage: by the clock, or by what checkpoints cost
+(CheckFreq §4.2, §4.3)."""
 
 from __future__ import annotations
 
@@ -8,71 +9,97 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from os import PathLike
 from typing import Any, Protocol
 
 from ._internal import CheckpointError, Rate, recall, remember, snapshot_interval
 
-#: Part of the training time that snapshots, and durable checkpoints, may cost unless the user says otherwise.
+#: Default part of the training time that snapshots, and durable checkpoints, may cost.
 STALL_BUDGET = 0.01
-#: Then, seconds per memory snapshot that are not worth leaving a step out.
+#: Seconds per memory snapshot for which no step is skipped then.
 FREE_STALL = 0.0005
-#: Part of the time in which ``persist="auto"`` uses storage where memory holds each step anyway.
+#: Part of the time in which ``persist="auto"`` uses storage if each step is in memory anyway.
 STORAGE_SHARE = 0.05
-#: Seconds after which a durable checkpoint that nobody has announced is asked for again.
+#: Seconds after which a durable checkpoint that was not announced is requested again.
 ASK_AGAIN = 60.0
-#: Seconds that a save which the user asked for waits for a slot of memory while nothing is known to be on its way to storage.
+#: Seconds that a user's save waits for a slot of memory while nothing is known to be on its way to
+#: storage.
 SLOT_SECONDS = 60
-#: Seconds after which a checkpoint is not waited for: another rank may have lost its part of it, which is told only there.
+#: Seconds for which a checkpoint is waited for: another rank may have lost its part of it, which
+#: only that rank knows.
 WRITING_SECONDS = 600.0
-#: A profile of slow steps ends after so many seconds, with at least three of them.
+#: Seconds after which a profile of slow steps ends, with at least three of them.
 PROFILE_SECONDS = 120.0
-#: Snapshots, and steps, that are looked at before something is changed.
+#: Number of snapshots, and of steps, that are measured before the interval changes.
 LOOK = 9
-#: The same once they are some steps apart.
+#: The same once snapshots are several steps apart.
 LOOK_AGAIN = 3
-#: Share of the budget planned for, from the snapshots looked at: later ones may take longer.
+#: Share of the budget that is planned for: later snapshots may take longer than those measured.
 PLANNED = 0.65
-#: A snapshot pushes the state out of the caches, which delays the next update: nanoseconds per byte, and the most bytes that caches hold.
-#: An estimate: paired measurements (figure small-step-cost) found 30 µs for 1 MB, 0.2 to 0.3 ms for 10 MB, and no more for 50 MB.
+#: A snapshot pushes the state out of the caches, which delays the next update: nanoseconds per
+#: byte, and the most bytes that caches hold. An estimate: paired measurements (figure
+#: small-step-cost) found 30 µs for 1 MB, 0.2 to 0.3 ms for 10 MB, and no more for 50 MB.
 REFILL = 0.03
 REFILL_MAX = 16_000_000
-#: The file beside the checkpoints that keeps measurements and choice (C7); `everstep ckpt show` reads it.
+#: The file beside the checkpoints that keeps measurements and choice (C7); `everstep ckpt show`
+#: reads it.
 FILE = "everstep-frequency.json"
 
 
 def passes(last: int, step: int, every: int) -> bool:
-    """Whether a multiple of ``every`` was reached since the step before: a script may count several optimizer steps between two calls."""
+    """Returns whether a multiple of ``every`` was reached since the step before: a script may count
+    several optimizer steps between two calls."""
     return step // every > last // every
 
 
+class Epochs:
+    """Notices when an epoch ends: when an object's ``epoch`` is another one than a step before."""
+
+    def __init__(self, objects: Iterable[Any]) -> None:
+        self._objects = [o for o in objects if isinstance(getattr(o, "epoch", None), int)]
+        self._last: list[int] | None = None
+
+    def _now(self) -> list[int]:
+        return [o.epoch for o in self._objects]
+
+    def restored(self) -> None:
+        """Records a restored step: the next one may end an epoch."""
+        self._last = self._now()
+
+    def ended(self) -> bool:
+        """Returns whether this step has ended an epoch. Called once for each step."""
+        last, self._last = self._last, self._now()
+        return last is not None and last != self._last
+
+
 class Source(Protocol):
-    """Says, on one rank, when a checkpoint is due. :meth:`stepped` comes first at each step."""
+    """Decides, on one rank, when a checkpoint is due. :meth:`stepped` is called first at each
+    step."""
 
     def stepped(self, durable: int, held_up: bool) -> None:
-        """A step is complete; the newest durable one is ``durable``. ``held_up``: something else was done meanwhile
-        (:func:`everstep.section`)."""
+        """Records a completed step; the newest durable one is ``durable``. ``held_up``: something
+        else was done meanwhile (:func:`everstep.section`)."""
 
     def steps_left(self) -> int:
-        """Steps until the next checkpoint is due, as far as one can tell; 0: after this one."""
+        """Returns an estimate of the steps until the next checkpoint is due; 0: after this one."""
 
     def begins(self, step: int, at: float) -> None:
-        """A checkpoint of this step begins, or has begun ``at`` this monotonic time."""
+        """Records that the checkpoint of this step began at the monotonic time ``at``."""
 
     def failed(self, step: int) -> None:
-        """The checkpoint of this step was lost."""
+        """Records that the checkpoint of this step was lost."""
 
     def disturbed(self) -> None:
-        """Something else holds the loop up."""
+        """Records that something else delays the loop."""
 
     def close(self) -> None:
-        """The job is done."""
+        """Records that the job is complete."""
 
 
 class Clock:
-    """A span of time between durable checkpoints."""
+    """A time interval between durable checkpoints."""
 
     def __init__(self, every: timedelta) -> None:
         self._every = every.total_seconds()
@@ -80,14 +107,14 @@ class Clock:
         self._steps = 0
 
     def stepped(self, durable: int, held_up: bool) -> None:
-        """One more."""
+        """Counts a step."""
         if self._steps == 0:
             self._began = time.monotonic()
         self._steps += 1
 
     def steps_left(self) -> int:
-        """Half of the way to where the end of the span is expected, and never further ahead than it has come: steps may
-        become slower. 0 when it is over."""
+        """Returns half of the steps that are expected until the interval ends, at most those made
+        so far, because steps may become slower. 0 when it has ended."""
         left = self._last + self._every - time.monotonic()
         if left <= 0:
             return 0
@@ -95,21 +122,21 @@ class Clock:
         return max(min(int(left / max(each, 1e-6) / 2), self._steps - 1), 1)
 
     def begins(self, step: int, at: float) -> None:
-        """The next span begins."""
+        """Begins the next interval."""
         self._last = at
 
     def failed(self, step: int) -> None:
-        """The next one comes when its time has come."""
+        """Does nothing: the next checkpoint is made when its time comes."""
 
     def disturbed(self) -> None:
-        """Time passes all the same."""
+        """Does nothing: the interval is one of time."""
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Does nothing: no measurements are kept."""
 
 
 def _makes_sense(kept: dict[str, Any]) -> bool:
-    """Measurements that somebody has edited or damaged are none: they are taken again."""
+    """Returns False for measurements that were edited or damaged; they are then taken again."""
     seconds, failures = kept.get("seconds", 0.0), kept.get("failures", 0)
     return (
         isinstance(seconds, (int, float))
@@ -121,12 +148,13 @@ def _makes_sense(kept: dict[str, Any]) -> bool:
 
 
 class Measured:
-    """As often as the budget allows, from what checkpoints are seen to cost.
+    """Makes checkpoints as often as the budget allows, from what they are seen to cost.
 
     Args:
         budget: part of the loop's time that checkpoints may cost.
         share: part of the time in which they may use storage.
-        directory: of the checkpoints, where measurements are kept (``FILE``); a job that starts again goes on with them.
+        directory: of the checkpoints, where measurements are kept (``FILE``) for the next life of
+            the job.
     """
 
     def __init__(self, budget: float, share: float, directory: str | PathLike[str]) -> None:
@@ -135,7 +163,7 @@ class Measured:
         self._rate = Rate(budget, share, json.dumps(kept["rate"]) if "rate" in kept else None)
         self._ran, self._failures = kept.get("seconds", 0.0), kept.get("failures", 0)
         if kept and not kept.get("closed", True):
-            # Whoever wrote it last did not come to its end.
+            # The job that wrote it last did not end properly.
             self._failures += 1
         if self._failures and self._ran:
             self._rate.failures(self._ran / self._failures)
@@ -152,7 +180,7 @@ class Measured:
         return kept if isinstance(kept, dict) and _makes_sense(kept) else {}
 
     def stepped(self, durable: int, held_up: bool) -> None:
-        """Takes the time since the step before."""
+        """Records the time since the step before."""
         now = time.monotonic()
         quiet = self._writing is None
         if held_up:
@@ -176,38 +204,40 @@ class Measured:
             self._profile = None
 
     def steps_left(self) -> int:
-        """0 only where the last checkpoint is written: one does not begin before."""
+        """Returns the steps until the next checkpoint; 0 only once the last one is written, because
+        two never overlap."""
         left = self._rate.left()
         if left is None:
             return 1
         return max(left, 1) if self._writing is not None else left
 
     def begins(self, step: int, at: float) -> None:
-        """The interval before it is over and has said what it can."""
+        """Ends the interval before this checkpoint and begins the next one."""
         if self._writing is not None:
-            # Somebody wanted this one early.
+            # This one was requested early.
             self._rate.disturbed()
         self._rate.begins()
         self._writing = (step, at)
         self._keep(closed=False)
 
     def failed(self, step: int) -> None:
-        """Nobody waits for it any longer: the next one may begin."""
+        """Stops waiting for this checkpoint, so that the next one may begin."""
         if self._writing is not None and self._writing[0] == step:
             self._writing = None
             self._rate.disturbed()
 
     def disturbed(self) -> None:
-        """What this interval takes says nothing about checkpoints."""
+        """Marks this interval as not representative."""
         self._rate.disturbed()
 
     def close(self) -> None:
-        """The job came to its end: nothing failed."""
+        """Records that the job ended without a failure."""
         self._keep(closed=True)
 
     def why(self) -> str:
-        """What was chosen, for people."""
-        (step, cost, occupied), chosen = self._rate.measured(), self._rate.every()
+        """Describes the choice, for users."""
+        measured, chosen = self._rate.measured(), self._rate.every()
+        step, cost, occupied = measured.iteration, measured.cost, measured.occupied
         if chosen is None or step is None or cost is None:
             return "not measured yet"
         every, bound = chosen
@@ -223,7 +253,7 @@ class Measured:
         seconds = self._ran + time.monotonic() - self._start
         kept = {"everstep": 1, "every": chosen[0] if chosen else None, "why": self.why(), "seconds": seconds, "failures": self._failures,
                 "closed": closed, "rate": json.loads(self._rate.keep())}  # fmt: skip
-        # Without it the next life measures again.
+        # If this fails, the next life measures again.
         with contextlib.suppress(CheckpointError):
             remember(self._directory, FILE, (json.dumps(kept, indent=1) + "\n").encode(), closed)
 
@@ -231,24 +261,26 @@ class Measured:
 def source_of(
     persist: int | timedelta | str, budget: float, share: float, directory: str | PathLike[str]
 ) -> Source | None:
-    """Says when a durable checkpoint is due, unless the number of the step does."""
+    """Returns what decides when a durable checkpoint is due; ``None`` if the step number does."""
     if isinstance(persist, int):
         return None
     return Clock(persist) if isinstance(persist, timedelta) else Measured(budget, share, directory)
 
 
 def refill(size: int) -> int:
-    """Nanoseconds that the loop loses after a snapshot of ``size`` bytes because the caches must be filled again."""
+    """Returns the nanoseconds that the loop loses after a snapshot of ``size`` bytes because the
+    caches must be refilled."""
     return int(REFILL * min(size, REFILL_MAX))
 
 
 class Snapshots:
-    """Which steps go into memory: each one, as long as that costs the loop no more than the budget; else every k-th, in both
-    directions. Measured on one rank, told to all (:meth:`AgentTier.ask_for_every`).
+    """Chooses which steps go into memory: each one, if that costs the loop no more than the budget;
+    else every k-th. The interval grows and shrinks. Measured on one rank and announced to all
+    (:meth:`AgentTier.ask_for_every`).
 
     Args:
         budget: part of the loop's time that snapshots may cost.
-        free: seconds per snapshot that nobody minds.
+        free: seconds per snapshot that are always accepted.
     """
 
     def __init__(self, budget: float, free: float) -> None:
@@ -260,28 +292,31 @@ class Snapshots:
         self._every = 1
 
     def stalled(self, seconds: float, *, begins: bool) -> None:
-        """The loop was held up by a snapshot, which began just now or was waited for."""
+        """Records a delay by a snapshot, which has just begun or was waited for."""
         if begins and self._stall:
             self._stalls.append(self._stall)
             self._stall = 0.0
         self._stall += seconds
 
     def stepped(self, stalled: float, held_up: bool) -> int | None:
-        """A step is complete, ``stalled`` of it for snapshots. Says how many steps apart they should be when that changes."""
+        """Records a completed step, ``stalled`` seconds of it for snapshots. Returns the interval
+        in steps when it changes."""
         now = time.monotonic()
         if self._before is not None and not held_up:
             self._steps.append(max(now - self._before - stalled, 0.0))
         self._before = now
-        # Far apart they cost more than one behind the other, as caches are cold: a first choice is looked at again soon.
+        # Far apart, snapshots cost more, because caches are cold: the first choice is reviewed
+        # soon.
         if len(self._stalls) < (LOOK if self._every == 1 else LOOK_AGAIN) or len(self._steps) < LOOK:
             return None
-        # The budget is for all of them together: the mean counts, without the one that something else held up.
+        # The budget is for all of them together: the mean counts, without the longest, which
+        # something else may have delayed.
         stall = (
             statistics.median(self._stalls) if len(self._stalls) < LOOK else sum(sorted(self._stalls)[:-1]) / (LOOK - 1)
         )
         step = sorted(self._steps)[LOOK // 2]
         every = 1 if stall <= self._free else snapshot_interval(stall, step, self._budget * PLANNED)
-        # Too often is put right at once, a little too seldom is left as it is.
+        # An interval that is too short is corrected at once, one that is slightly too long is kept.
         if self._every - self._every // 5 <= every <= self._every:
             return None
         self._stalls.clear()
@@ -290,10 +325,11 @@ class Snapshots:
 
 
 class Appointments:
-    """The same clock for ranks without an agent, where a checkpoint is a meeting of all of them.
+    """The clock for ranks without an agent, where all ranks make a checkpoint together.
 
-    Time passes differently on each rank. All follow rank 0, and meet only at steps that they know beforehand: each time it
-    says whether the step is due or else at which later step to ask again.
+    Time passes differently on each rank. All follow rank 0, and agree only at steps that they know
+    beforehand: each time, rank 0 announces that the step is due, or the later step at which to ask
+    again.
 
     Args:
         source: on rank 0.
@@ -305,12 +341,13 @@ class Appointments:
         self._ask_at: int | None = None
 
     def due(self, step: int) -> bool:
-        """``step`` is complete; to be called with each one, on all ranks."""
+        """Returns whether ``step`` is due. All ranks must call it at each step."""
         if self._ask_at is None:
             self._ask_at = step + 1
         if step < self._ask_at:
             return False
         wait = self._agree(self._source.steps_left() if self._source else 1)
-        # After a checkpoint the next step is asked about, whatever the interval: its length is not known here.
+        # After a checkpoint, the next step is checked, because the length of the interval is not
+        # known here.
         self._ask_at = step + max(wait, 1)
         return wait == 0

@@ -1,6 +1,7 @@
 """Sharded tensors (torch's ``DTensor``) in the state of an optimizer.
 
-A checkpoint has this rank's part of each, and a note of how it was sharded. Its mesh is that of its parameter.
+A checkpoint has this rank's part of each, and a note of its sharding. Its mesh is that of its
+parameter.
 """
 
 from __future__ import annotations
@@ -16,20 +17,25 @@ from torch import Tensor
 from ._internal import CheckpointError
 from .tensors import local
 
-#: Placements by dimension of the mesh (none: replicated by all of it), and the shape of the whole.
+#: Placements by dimension of the mesh (empty: replicated), and the shape of the whole.
 Note = tuple[list[str], list[int]]
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """This rank's part of a tensor that has to become a sharded one. Without a note it is sharded as its parameter is."""
+    """This rank's part of a tensor that has to be made a sharded one. Without a note, it is sharded
+    like its parameter."""
 
     tensor: Tensor
     note: Note | None = None
 
 
 def note_from(found: Any) -> Note:
-    """Checks a note that was read. Raises :class:`ValueError` for what is none."""
+    """Checks a note that was read.
+
+    Raises:
+        ValueError: when it is invalid.
+    """
     written, shape = found
     good = isinstance(written, list) and all(isinstance(p, str) and p for p in written)
     if not good or not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
@@ -38,18 +44,19 @@ def note_from(found: Any) -> Note:
 
 
 def is_sharded(tensor: Any) -> bool:
-    """Each rank has a part of it."""
+    """Returns whether each rank has a part of the tensor."""
     return getattr(tensor, "_local_tensor", None) is not None
 
 
 def note_of(tensor: Any) -> Note:
-    """What has to be known to make a sharded tensor again from its part."""
+    """Returns what is needed to make a sharded tensor again from its part."""
     return _written(tuple(tensor.placements)), list(tensor.shape)
 
 
 @lru_cache(maxsize=256)
 def _written(placements: tuple[Any, ...]) -> list[str]:
-    """``S0`` (sharded by dimension 0), ``R`` (replicated), ``Psum`` (to be summed); others as torch prints them, behind a ``?``."""
+    """Formats a placement: ``S0`` (sharded by dimension 0), ``R`` (replicated), ``Psum`` (to be
+    summed); others as torch prints them, after a ``?``."""
     written = []
     for placement in placements:
         kind = type(placement).__name__
@@ -66,7 +73,7 @@ def _written(placements: tuple[Any, ...]) -> list[str]:
 
 
 def is_partial(note: Note) -> bool:
-    """What ranks have must be reduced to get the tensor."""
+    """Returns whether the parts of all ranks must be reduced to get the tensor."""
     return any(p.startswith("P") or "Partial" in p for p in note[0])
 
 
@@ -77,18 +84,20 @@ def _read(written: Sequence[str]) -> tuple[Any, ...]:
 
 
 def made_whole_again(part: Part, parameter: Tensor, place: str, *, as_parameter: bool = False) -> Tensor:
-    """The sharded tensor that a part belongs to.
+    """Returns the sharded tensor that a part belongs to.
 
     Args:
-        as_parameter: the part was at the same place in the whole as that of the parameter is, whatever the mesh was.
+        as_parameter: the part had the same place in the whole as that of the parameter, whatever
+            the mesh was.
 
     Raises:
-        CheckpointError: naming ``place``, when the parameter is sharded in another way than when it was saved.
+        CheckpointError: naming ``place``, when the parameter is sharded in another way than when it
+            was saved.
     """
     own: Any = parameter
     written, shape = part.note or (None, list(own.shape))
     if not is_sharded(own):
-        # One rank that has all of it.
+        # A single rank has all of it.
         if list(part.tensor.shape) == shape:
             return part.tensor
         raise _otherwise(place)
@@ -140,12 +149,14 @@ def rebuilt(
     by_shape: bool,
     as_parameter: Callable[[str], bool],
 ) -> Any:
-    """A parameter's state with its parts made whole again, at any depth.
+    """Returns a parameter's state with its parts made sharded tensors again, at any depth.
 
     Args:
-        made: what was made of each object, by identity, so that one object stays one.
-        by_shape: the parameter was not sharded when it was saved: what has the shape of its part is sharded as it is.
-        as_parameter: whether the part of this name was where that of the parameter is.
+        made: what was made of each object, by identity, so that an object that occurs twice remains
+            one.
+        by_shape: the parameter was not sharded when it was saved: what has the shape of its part is
+            sharded like it.
+        as_parameter: whether the part of this name had the place of the parameter's part.
     """
     if id(value) in made:
         return made[id(value)][1]
@@ -166,6 +177,6 @@ def rebuilt(
     elif isinstance(value, dict):
         for key, inner_value in value.items():
             value[key] = inside(inner_value, f"{place}/{key}")
-    # The original is kept, too: its identity must not be used again.
+    # The original is kept alive, too, so that its identity is not reused.
     made[id(value)] = value, found
     return found

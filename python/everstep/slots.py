@@ -1,4 +1,4 @@
-"""One step's tensors on their way into a slot of memory."""
+"""A step's tensors on their way into a slot of memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 from dataclasses import dataclass, field
 
 from . import device
-from ._internal import Arena, Board, CheckpointError, SlotLayout, TornError, bytes_per_slot, thread_trouble
+from ._internal import Arena, Board, CheckpointError, SlotLayout, Source, TornError, bytes_per_slot, thread_trouble
 from .blob_format import BLOB
 from .outcome import Arrivals
 from .state import Item
@@ -15,7 +15,8 @@ from .state import Item
 #: Host state up to this size is copied before ``step()`` returns: the copy is shorter than what
 #: overlapping it would cost, and a kill then never loses a finished step.
 OVERLAP_BYTES = 64 << 20
-#: From this size on another thread begins to copy while the values beside the tensors are collected.
+#: From this size on, another thread begins to copy while the values beside the tensors are
+#: collected.
 EARLY_BYTES = 256 << 10
 #: Threads that copy; more than two gain nothing while the training threads compute.
 COPY_THREADS = 2
@@ -23,7 +24,8 @@ COPY_THREADS = 2
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes that items need in a slot: their tensors, those of them that are blobs, and the index."""
+    """Bytes that items need in a slot: their tensors, those of them that are blobs, and the
+    index."""
 
     region: int
     blobs: int
@@ -31,7 +33,7 @@ class Sizes:
 
     @classmethod
     def of(cls, items: list[Item]) -> Sizes:
-        """Of these items."""
+        """Sums up the sizes of items."""
         region = sum(i.tensor.numel() * i.tensor.element_size() for i in items)
         blobs = sum(i.tensor.numel() for i in items if i.name.startswith(BLOB))
         # JSON needs up to six bytes for a character that is not plain; twice that much is reserved.
@@ -41,24 +43,25 @@ class Sizes:
 
 @dataclass
 class Snapshot:
-    """One step's tensors, kept alive until the copy is done."""
+    """A step's tensors, kept alive until the copy is done."""
 
     step: int
     items: list[Item]
-    #: Why it goes to durable storage; ``None``: it does not.
+    #: Why it goes to durable storage; ``None`` if it does not.
     persist: int | None
-    #: The next iteration computes meanwhile.
+    #: The next iteration computes during the copy.
     background: bool = False
-    #: ``items`` on the host, described before (see :mod:`everstep.structure`), and what comes behind them.
+    #: ``items`` on the host, described before (see :mod:`everstep.structure`), and the values after
+    #: them.
     layout: SlotLayout | None = None
     blobs: list[tuple[str, bytes]] = field(default_factory=list)
-    #: Of ``items``, where it is known.
+    #: Sizes of ``items``, where they are known.
     sizes: Sizes | None = None
     #: Another thread copies ``items`` already (:meth:`Slots.start`).
     started: bool = False
 
     def host(self) -> list[Item]:
-        """The items with every tensor contiguous and on the host."""
+        """Returns the items with every tensor contiguous and on the host."""
         items = []
         for item in self.items:
             t = item.tensor.detach()
@@ -69,11 +72,11 @@ class Snapshot:
         return items
 
     def on_device(self) -> bool:
-        """Some of it is on a GPU."""
+        """Returns whether some of the state is on a GPU."""
         return self.layout is None and device.on_device(self.items)
 
     def bytes(self) -> int:
-        """Bytes of its tensors."""
+        """Returns the bytes of all tensors."""
         return (
             self.sizes.region
             if self.sizes is not None
@@ -81,13 +84,14 @@ class Snapshot:
         )
 
     def alike(self) -> int:
-        """Bytes that ranks with the same state have in common: what comes before the first item that changes outside the
-        optimizer."""
+        """Returns the bytes that ranks with the same state have in common: those before the first
+        item that changes outside the optimizer."""
         common = itertools.takewhile(lambda i: not i.eager, self.items)
         return sum(i.tensor.numel() * i.tensor.element_size() for i in common)
 
     def slot_bytes(self) -> int:
-        """Room with slack: blobs (random state, data position) change their length."""
+        """Returns the bytes of a slot with slack: blobs (random state, data position) change their
+        length."""
         sizes = self.sizes or Sizes.of(self.items)
         region, blobs, index = sizes.region, sizes.blobs, sizes.index
         if self.blobs:
@@ -97,9 +101,10 @@ class Snapshot:
 
 
 def described(items: list[Item]) -> SlotLayout:
-    """Tensors on the host as the native half takes them."""
+    """Describes tensors on the host for the native half."""
     entries = [i.entry() for i in items]
-    return SlotLayout(entries, [(i.tensor.data_ptr(), e[3], i.eager) for i, e in zip(items, entries, strict=True)])
+    sources = [Source(i.tensor.data_ptr(), e.bytes, i.eager) for i, e in zip(items, entries, strict=True)]
+    return SlotLayout(entries, sources)
 
 
 class Slots:
@@ -108,27 +113,39 @@ class Slots:
     def __init__(self, arrivals: Arrivals) -> None:
         self.arena: Arena | None = None
         self.capacity = 0
-        #: What is copied late is compared with what it was when the step ended.
+        #: A late copy is compared with the state at the end of the step.
         self.compares = True
-        #: The script was seen to write to its state meanwhile.
+        #: The script has written to its state during a copy.
         self.torn = False
         self._arrivals = arrivals
         self._alive: list[Item] | None = None
         self._in_flight: int | None = None
         self._device = device.DeviceCopies()
 
+    def populate(self, *, pinned: bool) -> None:
+        """Maps all pages of the slots, so that no capture has to; with ``pinned``, also pins them
+        for devices."""
+        places = self.arena.populate() if self.arena is not None else []
+        if pinned:
+            self._device.pin(places)
+
+    def unpin(self) -> None:
+        """Unpins the slots before others replace them."""
+        self._device.unpin()
+
     def start(self, step: int, layout: SlotLayout, persist: int | None) -> bool:
-        """Lets another thread begin to copy what is known, while the rest is collected; False when every slot is in use.
-        Ends with :meth:`capture` or :meth:`cancel`."""
+        """Starts to copy on another thread, while the rest is collected; ends with :meth:`capture`
+        or :meth:`cancel`. Returns False when every slot is in use."""
         return self.arena is not None and self.arena.start(step, layout, persist)
 
     def cancel(self) -> None:
-        """Gives up what :meth:`start` has begun, if anything."""
+        """Cancels what :meth:`start` has begun, if anything."""
         if self.arena is not None:
             self.arena.cancel()
 
     def capture(self, snapshot: Snapshot, board: Board | None) -> bool:
-        """Starts to copy, or completes what :meth:`start` has begun. False when every slot is in use, or has no room for it."""
+        """Starts to copy, or completes what :meth:`start` has begun. Returns False when every slot
+        is in use, or has no room for it."""
         assert self.arena is not None
         if snapshot.started:
             if begun := self.arena.finish(snapshot.blobs, board):
@@ -155,12 +172,12 @@ class Slots:
         return begun
 
     def fence(self) -> None:
-        """Before a weight update."""
+        """Waits before a weight update."""
         if not self._device.seals:
             self.wait()
 
     def wait(self) -> None:
-        """Until the slot is sealed."""
+        """Waits until the slot is sealed."""
         step, self._in_flight = self._in_flight, None
         if step is None or self.arena is None:
             return

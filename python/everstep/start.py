@@ -1,4 +1,4 @@
-"""How a training starts: what is said of it, and what is refused."""
+"""The start of training: what is reported, and which uses of a manager are refused."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from .agent_tier import AgentTier
 from .directory import Directory
 from .disk_tier import DiskTier
 
-#: The manager that wrote last, by what two managers of a process would both write to: a directory, or the rank's slots of memory.
+#: The manager that wrote last, by the target that two managers of a process might share: a
+#: directory, or the rank's slots of memory.
 _writers: dict[str, Start] = {}
-#: The slots of memory, in :data:`_writers`.
+#: The key of the slots of memory in :data:`_writers`.
 _SLOTS = "memory"
 
 
@@ -27,7 +28,7 @@ class Start:
         self._target = _SLOTS if tier.in_memory else str(directory)
 
     def restored(self, step: int) -> None:
-        """One line on every start: what was restored, and from where."""
+        """Prints one line on every start: what was restored, and from where."""
         self._may_write = True
         if _worker.world().rank == 0:
             where = f"{self._directory} (run {self._directory.run[:8]})"
@@ -42,19 +43,19 @@ class Start:
         """Checks that this manager may write a checkpoint, and claims the directory for the job.
 
         Raises:
-            CheckpointError: when :meth:`~everstep.CheckpointManager.restore` was not called and there are checkpoints of this run; when the
-                directory belongs to another job; when this manager is closed, is another process's, or shares what it writes to with
+            CheckpointError: when :meth:`~everstep.CheckpointManager.restore` was not called and
+                there are checkpoints of this run; when the directory belongs to another job; when
+                this manager is closed, is another process's, or shares what it writes to with
                 another manager of this process.
         """
         self._refuse_misuse()
         if not self._may_write:
-            held = [
-                step for step, _, _, wrong in list_checkpoints(self._directory) if wrong is None
-            ] + self._tier.held()
+            published = [row.step for row in list_checkpoints(self._directory) if row.wrong is None]
+            held = published + self._tier.held()
             if held:
                 raise CheckpointError(
                     f"step() or save() without restore(), and {self._directory} holds checkpoints of this run up to step {max(held)}: call "
-                    f"restore() before the loop to continue from there, or give another directory to start anew"
+                    f"restore() before the loop to continue from there, or give another directory to start from scratch"
                 )
             self._may_write = True
         if durable:
@@ -73,7 +74,8 @@ class Start:
         last = _writers.get(self._target)
         if last is self:
             return
-        # The newer of two takes over, so that a manager may be made anew without closing the old one, which never writes again then.
+        # The newer of two takes over, so that a manager may be replaced without closing the old
+        # one, which then never writes again.
         if last is not None and self._has_written:
             what = "this rank's memory" if self._target == _SLOTS else str(self._directory)
             raise CheckpointError(

@@ -17,19 +17,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from . import encoding, flat, in_place, module_state, optimizer_state, rng, together
-from ._internal import CheckpointError, Shard
+from . import encoding, fsdp1, in_place, module_state, node_reader, optimizer_restore, optimizer_state, rng
+from ._internal import CheckpointError, Entry, Shard
 from .batches import Resumable
 from .blob_format import BLOB
 from .compare import difference
 from .module_state import Entries
 from .optimizer_state import ParameterNames, TrainedParameters
-from .placed import PARTS, Parts, Place, Resharded, in_module, place_of
+from .replicated import Statistics
+from .shard_layout import PARTS, Parts, Place, Resharded, in_module, place_of
 from .tensors import DTYPES, is_lazy, local, storable, stored_as
 from .values import EXTRA, LAYOUT, MODULE, OPTIMIZER, OTHER, RESERVED, RNG, Layout, Values
 
 if TYPE_CHECKING:
-    from ._internal import Entry
     from .healing import HealingShard
 
 __all__ = ["DTYPES", "Item", "Layout", "State", "unwrap"]
@@ -40,8 +40,8 @@ ALIGN = 8
 
 @dataclass
 class Item:
-    """One tensor of a snapshot. ``eager``: it changes outside the optimizer. ``whole``: the sharded tensor it is a part of, or where
-    it belongs."""
+    """One tensor of a snapshot. ``eager``: it changes outside the optimizer. ``whole``: the sharded
+    tensor that it is a part of, or where it belongs."""
 
     name: str
     tensor: Tensor
@@ -49,13 +49,13 @@ class Item:
     whole: Tensor | Place | None = None
 
     def entry(self) -> Entry:
-        """(name, dtype, shape, bytes)"""
+        """Describes the tensor for the index of a shard."""
         dtype, shape = stored_as(self.tensor, self.name)
-        return self.name, dtype, shape, self.tensor.numel() * self.tensor.element_size()
+        return Entry(self.name, dtype, shape, self.tensor.numel() * self.tensor.element_size())
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """The user's own module inside ``torch.compile`` and DDP wrappers."""
+    """Returns the user's own module inside ``torch.compile`` and DDP wrappers."""
     while True:
         inner = getattr(module, "_orig_mod", None)
         if inner is None and isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
@@ -66,7 +66,7 @@ def unwrap(module: nn.Module) -> nn.Module:
 
 
 def _places(items: list[Item]) -> dict[str, Place]:
-    """Where the parts of sharded tensors among them belong."""
+    """Returns where the parts of sharded tensors among the items belong."""
     wholes = [(i.name, i.whole) for i in items if i.whole is not None]
     return {name: place for name, whole in wholes if (place := place_of(whole)) is not None}
 
@@ -75,14 +75,18 @@ def _root(name: str) -> encoding.Path:
     return (None, name, False)
 
 
-#: What a step consists of besides objects.
+#: The values of a step besides objects.
 _SURROUNDINGS = tuple(BLOB + name for name in (RNG, EXTRA, LAYOUT))
 #: The extra values of a step that has none.
 _NO_EXTRA = encoding.encode({}, _root(EXTRA))
 
 
 def _uniquely_named(items: Iterable[Item]) -> list[Item]:
-    """Raises for names that a shard cannot have, or has twice: it could not be read."""
+    """Refuses names that a shard cannot have, or has twice: it could not be read.
+
+    Raises:
+        CheckpointError: naming such a tensor.
+    """
     seen: set[str] = set()
     items = list(items)
     for item in items:
@@ -101,7 +105,7 @@ class State:
     def __init__(self, objects: Mapping[str, Any], layout: Layout) -> None:
         self.layout = layout
         self._parts = Parts()
-        #: The weights have been updated since the last step that is complete.
+        #: The weights have been updated since the last complete step.
         self.updated = False
         #: The state last read from the random generators, and its encoding.
         self._drawn: tuple[dict[str, Any], bytes] | None = None
@@ -120,17 +124,19 @@ class State:
         self.optimizers = list(self.optimizers_by_name.values())
         self._modules = {n: o for n, o in self.objects.items() if isinstance(o, nn.Module)}
         self._trained: TrainedParameters | None = None
+        self._statistics = Statistics(objects)
         self._kinds = {
             n: MODULE if n in self._modules else OPTIMIZER if n in self.optimizers_by_name else OTHER
             for n in self.objects
         }
         self._layout_blob = encoding.encode({**vars(layout), "kinds": self._kinds})
-        # Hooks and overrides are looked for once: what they mean for a snapshot is only which versions are saved beside it.
+        # Hooks and overrides are searched for once: a snapshot needs to know only which versions to
+        # save.
         self._takes_part: dict[str, bool] = {}
 
     def role(self) -> int:
-        """A number that ranks have in common which hold the same parameters, by name, however these are
-        sharded: those of one pipeline stage."""
+        """Returns a number that is the same on ranks that hold the same parameters, by name,
+        however these are sharded: the ranks of one pipeline stage."""
         return zlib.crc32("\n".join(sorted(set(ParameterNames(self.objects).first.values()))).encode()) or 1
 
     def _optimized(self) -> set[int]:
@@ -138,11 +144,11 @@ class State:
         return {q.data_ptr() for p in parameters if not (q := local(p)).is_meta and q.data_ptr()}
 
     def _entries(self) -> dict[str, Entries]:
-        """What all modules hold. One ``state_dict()`` call each."""
+        """Reads all modules, with one ``state_dict()`` call each."""
         return {name: module_state.entries_of(name, module) for name, module in self._modules.items()}
 
     def module_items(self, entries: Mapping[str, Entries] | None = None) -> list[Item]:
-        """Tensors of all modules; those that no optimizer updates are eager."""
+        """Returns the tensors of all modules; those that no optimizer updates are eager."""
         optimized = self._optimized()
         items = []
         for name, found in (self._entries() if entries is None else entries).items():
@@ -150,20 +156,22 @@ class State:
                 full = f"{name}.{key}"
                 if not full.isascii() and full != full.encode("utf-8", "replace").decode():
                     raise CheckpointError(f"{full!a} is a tensor whose name is not valid Unicode; rename it")
-                # A copy, where it has to be one, is nothing that an optimizer updates.
+                # If it has to be a copy, no optimizer updates it.
                 tensor = storable(own, partial(str, full))
                 items.append(Item(full, tensor, tensor is not own or own.data_ptr() not in optimized, whole))
         return items
 
     def collect(self, extra: Mapping[str, Any]) -> list[Item]:
-        """Everything, as tensors in the order in which they are stored: what the optimizer updates, then what changes
-        otherwise; large elements first, so that each is aligned.
+        """Returns everything, as tensors in the order in which they are stored: first what the
+        optimizer updates, then what changes otherwise; large elements first, so that each is
+        aligned.
 
-        From one step to the next anything may change: values, and which tensors hold them (a parameter that was replaced, the entries
-        of a ``state_dict()`` that are copies, a tensor that has become a conjugated view).
+        From one step to the next anything may change: values, and which tensors hold them (a
+        parameter that was replaced, the entries of a ``state_dict()`` that are copies, a tensor
+        that has become a conjugated view).
 
         Raises:
-            CheckpointError: naming the place of what could not be restored as it is.
+            CheckpointError: naming the place of what could not be restored exactly.
         """
         entries = self._entries()
         items = self.module_items(entries)
@@ -194,12 +202,14 @@ class State:
         return items
 
     def surroundings(self, extra: Mapping[str, Any]) -> list[tuple[str, bytes]]:
-        """What belongs to a step and to no object, encoded. Tensors among the extra values are each rank's own, and part of the blob."""
+        """Encodes what belongs to a step and to no object. Tensors among the extra values are each
+        rank's own, and part of the blob."""
         encoded = encoding.encode(dict(extra), _root(EXTRA)) if extra else _NO_EXTRA
         return [*zip(_SURROUNDINGS, (self._random(), encoded, self._layout_blob), strict=True)]
 
     def _random(self) -> bytes:
-        """The state of the random generators, encoded again only if one of them may have changed."""
+        """Encodes the state of the random generators, again only if one of them may have
+        changed."""
         state = rng.get()
         if self._drawn is None or not rng.same(state, self._drawn[0]):
             self._drawn = state, encoding.encode(state, _root(RNG))
@@ -211,13 +221,13 @@ class State:
                 f"{name}.{min(found.lazy)} is not initialized yet (lazy module): run one forward pass before the first step"
             )
         if name not in self._takes_part:
-            self._takes_part[name] = not flat.is_flat(module) and module_state.takes_part(module)
+            self._takes_part[name] = not fsdp1.is_flat(module) and module_state.takes_part(module)
             module_state.refuse_expanded(name, module, found)
         return module_state.saved_beside(module, found, parts=self._takes_part[name])
 
     @staticmethod
     def state_of(name: str, obj: Any) -> Any:
-        """What an object returns as its state."""
+        """Returns an object's state."""
         try:
             return obj.state_dict()
         except Exception as e:
@@ -226,7 +236,7 @@ class State:
             ) from e
 
     def encoded(self, value: Any, name: str, items: list[Item], *, eager: bool, sharded: bool = False) -> bytes:
-        """``value`` without its tensors, which are put into ``items``."""
+        """Encodes ``value`` without its tensors, which are appended to ``items``."""
 
         def take(own: Tensor, whole: Tensor | None, path: encoding.Path) -> str:
             full = encoding.name_of(path)
@@ -237,23 +247,24 @@ class State:
 
     @staticmethod
     def _align(items: list[Item]) -> None:
-        """Fills up between the two kinds."""
+        """Inserts padding between the two kinds of items."""
         first = next((n for n, i in enumerate(items) if i.eager), len(items))
         gap = -sum(i.tensor.numel() * i.tensor.element_size() for i in items[:first]) % ALIGN
         if gap and first < len(items):
             items.insert(first, Item(BLOB + "align", torch.zeros(gap, dtype=torch.uint8), True))
 
     def _ranges(self) -> dict[str, Place]:
-        """Where this rank's pieces of FSDP1's flat parameters belong, by the names of parameters."""
-        flats = ((n, m) for n, m in self._modules.items() if flat.is_flat(m))
-        return {f"{n}.{key}": place for n, m in flats for key, place in flat.places(m).items()}
+        """Returns where this rank's pieces of FSDP1's flat parameters belong, by the names of
+        parameters."""
+        flats = ((n, m) for n, m in self._modules.items() if fsdp1.is_flat(m))
+        return {f"{n}.{key}": place for n, m in flats for key, place in fsdp1.places(m).items()}
 
     def encoded_optimizer(self, name: str, optimizer: Optimizer, names: ParameterNames, items: list[Item]) -> bytes:
-        """Optimizer state by the names of its parameters, so that it does not depend on their order. ``items``: what other objects
-        save, to which it adds its own."""
+        """Encodes optimizer state by the names of its parameters, so that it does not depend on
+        their order. ``items``: what other objects save; its own tensors are appended."""
         state = self.state_of(name, optimizer)
         if not optimizer_state.is_standard(state):
-            # It has a format of its own, and loads that.
+            # It has a format of its own, and loads it itself.
             return self.encoded({"whole": state}, name, items, eager=True)
         first = len(items)
         order = names.of(optimizer)
@@ -271,28 +282,34 @@ class State:
     # -- back ------------------------------------------------------------------------------------
 
     def is_more_than(self, objects: set[str]) -> bool:
-        """Whether something is kept here that is not among these objects of a checkpoint; not where that does not name any."""
+        """Returns whether some object here is not among these objects of a checkpoint; False if the
+        checkpoint does not name any."""
         return bool(objects) and not self.objects.keys() <= objects
 
     def check(self, shard: Shard | HealingShard | Resharded) -> None:
-        """Raises :class:`CheckpointError` with a diff when the checkpoint is of another model."""
-        stored = {e[0]: e for e in shard.entries()}
+        """Checks that a checkpoint is of this model.
+
+        Raises:
+            CheckpointError: with the differences.
+        """
+        stored = {e.name: e for e in shard.entries()}
         lines: list[str] = []
-        # What somebody's hooks make of other names is theirs to say: torch's load_state_dict is asked.
-        open_ = {n for n, m in self._modules.items() if not flat.is_flat(m) and module_state.takes_part(m)}
+        # Only a module's own hooks know what they do with other names, so torch's load_state_dict
+        # decides.
+        open_ = {n for n, m in self._modules.items() if not fsdp1.is_flat(m) and module_state.takes_part(m)}
         known: set[str] = set()
         for name, found in self._entries().items():
             known.update(f"{name}.{key}" for key in [*found.tensors, *found.lazy, *found.values])
             for key, (tensor, _) in found.tensors.items() if name not in open_ else ():
                 full = f"{name}.{key}"
                 if key.rpartition(".")[2] == "_extra_state" and module_state.loads_itself(self._modules[name], found):
-                    # It may be a tensor now and something else then, or of another shape.
+                    # Extra state may be a tensor in one of the two only, or have another shape.
                     continue
                 wrong = (
                     f"{full}: not in the checkpoint"
                     if full not in stored
                     else module_state.mismatch(
-                        (stored[full][1], stored[full][2]), storable(tensor, partial(str, full)), full
+                        (stored[full].dtype, stored[full].shape), storable(tensor, partial(str, full)), full
                     )
                 )
                 lines += [wrong] if wrong is not None else []
@@ -305,8 +322,8 @@ class State:
             and owner not in open_
         }
         if isinstance(shard, Resharded):
-            # Another rank may have what this one does not (pipeline stages).
-            unknown = together.lacked_by_all(unknown)
+            # Another rank may have tensors that this one does not (pipeline stages).
+            unknown = node_reader.lacked_by_all(unknown)
         lines += [f"{n}: only in the checkpoint" for n in sorted(unknown)]
         objects = {n.removeprefix(BLOB) for n in stored if n.startswith(BLOB)}
         others = self.objects.keys() - self._modules.keys()
@@ -320,7 +337,8 @@ class State:
     def restore(self, shard: Shard | HealingShard | Resharded) -> dict[str, Any]:
         """Loads everything; returns the extra values saved with the step."""
         self.check(shard)
-        # First room for all tensors, then one pass over the shard fills and verifies it, then the objects take them.
+        # First memory for all tensors, then one pass over the shard that fills and verifies it,
+        # then the objects load it.
         stored = Values(shard)
         own = self._check_layout(shard, stored)
         names = ParameterNames(self.objects)
@@ -328,7 +346,7 @@ class State:
         extra_state: set[str] = set()
         for name, obj in self.objects.items():
             blob = BLOB + name
-            # What random batches were in hand is each rank's own.
+            # The random batches in hand are each rank's own.
             if blob not in stored.entries or not (own or not isinstance(obj, Resumable)):
                 continue
             if name in self.optimizers_by_name and isinstance(shard, Resharded):
@@ -337,7 +355,7 @@ class State:
                 value = stored.of_object(name, self._kinds[name])
                 if name in self._modules and module_state.read_beside(value)["values"]:
                     extra_state.add(name)
-        # Whatever is damaged is found before anything is loaded.
+        # Damage is found before anything is loaded.
         stored.of_step()
         places = None if isinstance(shard, Resharded) else stored.places()
         loaded = self._fill_modules(shard, stored, extra_state)
@@ -351,17 +369,18 @@ class State:
                 continue
             value = values[name]
             if name in self.optimizers_by_name and "groups" in value:
-                optimizer_state.restore(name, self.optimizers_by_name[name], value, names, places)
+                optimizer_restore.restore(name, self.optimizers_by_name[name], value, names, places)
             else:
                 whole = name in self.optimizers_by_name
                 self._load(name, obj, value["whole"] if whole else value)
                 if not isinstance(obj, Resumable) and stored.has_numbers(name):
-                    # Decoded once more: what was given away may have been taken apart.
+                    # Decoded again: the object may have modified what it was given.
                     again = stored.value(name)
                     self._compare(name, obj, again["whole"] if whole else again)
         rng.put(values[RNG])
         if not own:
             rng.diverge(self.layout.rank)
+            self._statistics.report(self.layout, stored.layout())
         extra: dict[str, Any] = values[EXTRA]
         return extra
 
@@ -379,8 +398,8 @@ class State:
 
     @staticmethod
     def _compare(name: str, obj: Any, value: Any) -> None:
-        """Says where an object has made something else of what it was given: torch casts the state of an optimizer to the dtype of its
-        parameters, also where somebody's object loads it."""
+        """Warns if an object has changed what it was given: torch casts the state of an optimizer
+        to the dtype of its parameters, also if another object loads it."""
         at = difference(value, State.state_of(name, obj), name)
         if at is not None:
             warnings.warn(
@@ -396,8 +415,8 @@ class State:
         stored: Values,
         extra_state: set[str],
     ) -> dict[str, dict[str, Tensor]]:
-        """Reads ``stored.targets`` and all modules. Returns the tensors of those that have to load them themselves, by their own keys;
-        those with ``extra_state`` in the checkpoint do."""
+        """Reads ``stored.targets`` and all modules. Returns the tensors of those that have to load
+        them themselves, by their own keys; those with ``extra_state`` in the checkpoint do."""
         found = self._entries()
         loading = {n for n, m in self._modules.items() if n in extra_state or module_state.loads_itself(m, found[n])}
         loaded: dict[str, dict[str, Tensor]] = {n: {} for n in loading}
@@ -410,7 +429,8 @@ class State:
         return loaded
 
     def _check_parameters(self, names: ParameterNames) -> None:
-        """A module that replaces its parameters when it loads leaves optimizers with those that nobody uses any more."""
+        """Refuses a module that has replaced its parameters during loading: optimizers would keep
+        the unused ones."""
         now = ParameterNames(self.objects)
         before = TrainedParameters(names.first, self.optimizers_by_name)
         for optimizer in self.optimizers:
@@ -422,23 +442,23 @@ class State:
 
     @property
     def is_sharded(self) -> bool:
-        """This rank holds parts of larger tensors."""
+        """Whether this rank holds parts of larger tensors."""
         return bool(_places(self.module_items()))
 
     def resharded(self, directory: str) -> Resharded:
-        """A checkpoint of other ranks, as this rank would have written it."""
+        """Opens a checkpoint of other ranks, as this rank would have written it."""
         items = self.module_items()
         own = _places(items)
         parameters: dict[str, Place] = {}
         own |= optimizer_state.loose_places(self.optimizers_by_name, ParameterNames(self.objects))
         for name, place in own.items():
             parameters[name] = place
-            # As earlier checkpoints name it.
+            # The name in earlier checkpoints.
             parameters.setdefault(name.partition(".")[2], place)
         return Resharded(directory, self.layout.rank, own, parameters, {i.name for i in items})
 
     def is_placed_otherwise(self, shard: Shard | HealingShard) -> bool:
-        """The rank of this number had other parts of the same tensors."""
+        """Returns whether the rank of this number had other parts of the same tensors."""
         stored = Values(shard)
         items = self.module_items()
         if {i.name for i in items} != {
@@ -450,7 +470,11 @@ class State:
         return any(found.get(name) != own.get(name) for name in found.keys() | own.keys() if in_module(name))
 
     def _check_layout(self, shard: Shard | HealingShard | Resharded, stored: Values) -> bool:
-        """True when the shard is this very rank's; raises when it is another's that cannot stand for it."""
+        """Returns True if the shard is that of this very rank.
+
+        Raises:
+            CheckpointError: when it is that of another rank and cannot replace it.
+        """
         if isinstance(shard, Resharded):
             return shard.exact
         saved = stored.layout()
@@ -465,10 +489,10 @@ class State:
             )
         if (saved.rank, saved.world_size) == (self.layout.rank, self.layout.world_size):
             return True
-        # One process has what all would have.
+        # One process has the state that all ranks would have.
         if (saved.replicated or saved.world_size == 1) and self.layout.replicated:
             return saved.rank == self.layout.rank
         raise CheckpointError(
             f"this shard is of rank {saved.rank} of {saved.world_size}, this is rank {self.layout.rank} of {self.layout.world_size}: "
-            "run with as many ranks as wrote it, or, if all ranks hold the same state, pass the DDP module or replicated=True"
+            "run with the same number of ranks, or, if all ranks hold the same state, pass the DDP module or replicated=True"
         )

@@ -1,8 +1,9 @@
-"""A state's structure, worked out once: which tensors there are, what they are called, where they lie.
+"""A state's structure, worked out once: the tensors, their names, and where they are in memory.
 
-Walking through modules and optimizers costs more than copying a small model. So the walk is done once, and each step only checks that
-the modules have the same members, that the optimizer state is the same, and that each tensor is where it was. Anything that differs, or
-that only a walk can find (hooks, sharded tensors, state that is created anew each time), leads to :meth:`State.collect`.
+Walking through modules and optimizers costs more than copying a small model. So the walk is done
+once, and each step only checks that the modules have the same members, that the optimizer state is
+the same, and that each tensor is where it was. Anything that differs, or that only a walk can find
+(hooks, sharded tensors, state that is created at each step), leads to :meth:`State.collect`.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class _Differs(Exception):
 _CANNOT = (_Differs, RuntimeError, AttributeError, KeyError, TypeError)
 
 
-#: Where a module keeps its members, the hooks that take part in saving them, and the names of buffers that are not saved.
+#: Where a module keeps its members, the hooks that take part in saving them, and the names of
+#: buffers that are not saved.
 _MEMBERS = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")
 _TRANSIENT = "_non_persistent_buffers_set"
@@ -100,7 +102,8 @@ class _Modules:
 
 
 class _Optimizer:
-    """An optimizer's state: tensors compared by identity, values by equality, and the encoded form."""
+    """An optimizer's state: tensors compared by identity, values by equality, and the encoded
+    form."""
 
     def __init__(self, state: State, name: str, optimizer: Optimizer) -> None:
         if type(optimizer).state_dict is not Optimizer.state_dict or "state_dict" in vars(optimizer):
@@ -140,7 +143,8 @@ class _Optimizer:
         return [v for s in self._entries for v in s.values() if isinstance(v, Tensor)]
 
     def blob(self) -> bytes:
-        """The state as :meth:`State.collect` encodes it; groups may change at each step (schedulers)."""
+        """Encodes the state as :meth:`State.collect` does; groups may change at each step
+        (schedulers)."""
         groups = self._optimizer.param_groups
         if (plain := encode_groups(groups, self._encoded_names)) is not None:
             return self._head + plain[1:]
@@ -157,7 +161,8 @@ class _Optimizer:
 
 
 def _same_places(tensors: list[Tensor]) -> Callable[[], bool]:
-    """Returns a function that reports whether all tensors are still where they are now, with the same type, shape and order in memory."""
+    """Returns a function that reports whether all tensors are still where they are now, with the
+    same type, shape and order in memory."""
     may_be_conjugated = [t for t in tensors if t.is_complex()]
 
     def conjugated() -> list[bool]:
@@ -181,8 +186,8 @@ def _same_places(tensors: list[Tensor]) -> Callable[[], bool]:
 
 
 def _is_inert(obj: Any) -> bool:
-    """Whether ``state_dict()`` of the object is known to run no code of the user: it is one of torch's own schedulers, and what it was
-    given to compute with are functions, of which nothing is saved."""
+    """Returns whether ``state_dict()`` of the object is known to run no code of the user: it is one
+    of torch's own schedulers, and computes only with functions, which are not saved."""
     kind = type(obj)
     own = kind.state_dict if kind in _SCHEDULERS and "state_dict" not in vars(obj) else None
     return (
@@ -193,13 +198,14 @@ def _is_inert(obj: Any) -> bool:
 
 
 class Early(Protocol):
-    """Copies tensors whose places are known while everything else of a step is collected (:class:`everstep.tiers.AgentTier`)."""
+    """Copies tensors whose places are known while everything else of a step is collected
+    (:class:`everstep.agent_tier.AgentTier`)."""
 
     def start(self, step: int, layout: SlotLayout, sizes: Sizes, persist: int | None) -> bool:
         """Returns True if a copy has begun."""
 
     def cancel(self) -> None:
-        """Gives up what :meth:`start` has begun."""
+        """Cancels what :meth:`start` has begun."""
 
 
 class Structure:
@@ -209,11 +215,12 @@ class Structure:
         self._state = state
         self._early = early
         self._known: _Known | None = None
-        #: Snapshots to let pass before the structure is worked out again, and how many to let pass next time.
+        #: Snapshots to let pass before the structure is worked out again, and how many to let pass
+        #: next time.
         self._wait, self._patience = 0, 1
 
     def snapshot(self, step: int, extra: dict[str, Any], persist: int | None) -> Snapshot:
-        """All of the state, ready to be copied."""
+        """Collects all of the state, ready to be copied."""
         if self._known is not None:
             try:
                 snapshot = self._known.snapshot(step, extra, persist, self._early)
@@ -241,7 +248,8 @@ class _Known:
             if isinstance(obj, nn.Module):
                 modules += obj.modules()
                 if any(i.name == BLOB + name for i in items):
-                    # Something is saved beside its tensors: extra state, or versions for load hooks.
+                    # Something is saved beside its tensors: extra state, or versions for load
+                    # hooks.
                     raise _Differs
             elif name in state.optimizers_by_name:
                 self._optimizers[name] = _Optimizer(state, name, obj)
@@ -262,7 +270,8 @@ class _Known:
         self._layout: SlotLayout = described(self._host)
         self._sizes = Sizes.of(self._host)
         others = {n: o for n, o in state.objects.items() if n not in self._optimizers and not isinstance(o, nn.Module)}
-        #: Objects whose state is asked for before a copy begins, and those asked for meanwhile.
+        #: Objects whose state is read before a copy begins, and those whose state is read during
+        #: the copy.
         self._before = [n for n, o in others.items() if not _is_inert(o)]
         self._meanwhile = [n for n, o in others.items() if _is_inert(o)]
         self._inert = [others[n] for n in self._meanwhile]
@@ -284,7 +293,8 @@ class _Known:
         return blob
 
     def snapshot(self, step: int, extra: dict[str, Any], persist: int | None, early: Early | None) -> Snapshot:
-        """The tensors, once they are known to be where they were, and everything else. Raises :class:`_Differs` otherwise."""
+        """Collects the tensors, once they are known to be where they were, and everything else.
+        Raises :class:`_Differs` otherwise."""
         if not all(map(_is_inert, self._inert)):
             raise _Differs
         blobs = {name: self._blob_of(name) for name in self._before}

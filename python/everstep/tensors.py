@@ -11,7 +11,7 @@ from torch.nn.parameter import Parameter, UninitializedTensorMixin  # type: igno
 
 from ._internal import CheckpointError
 
-#: What safetensors calls each dtype.
+#: The name of each dtype in safetensors.
 DTYPES: dict[torch.dtype, str] = {
     getattr(torch, dtype): name
     for dtype, name in {
@@ -24,7 +24,8 @@ DTYPES: dict[torch.dtype, str] = {
     if hasattr(torch, dtype)
 }  # fmt: skip
 BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
-#: dtypes that safetensors has no name for, as others of the same bytes: its name for those, and the dimension that they add.
+#: dtypes without a name in safetensors, stored as others with the same bytes: the name of those,
+#: and the dimension that they add.
 _AS_OTHER: dict[torch.dtype, tuple[str, list[int]]] = {
     getattr(torch, dtype): stored
     for dtype, stored in {"complex128": ("F64", [2]), "complex32": ("F16", [2]), "float4_e2m1fn_x2": ("U8", [])}.items()
@@ -37,7 +38,7 @@ _PLAIN_DISPATCH = Tensor.__torch_dispatch__
 
 
 def stored_as(tensor: Tensor, name: str) -> tuple[str, list[int]]:
-    """The name of the dtype and the shape under which a shard stores a tensor."""
+    """Returns the name of the dtype and the shape under which a shard stores a tensor."""
     known = DTYPES.get(tensor.dtype)
     if known is not None:
         return known, list(tensor.shape)
@@ -48,30 +49,32 @@ def stored_as(tensor: Tensor, name: str) -> tuple[str, list[int]]:
 
 
 def real_dtype(tensor: Tensor) -> str | None:
-    """The name of a dtype that :func:`stored_as` stores as another one; ``None`` for all others."""
+    """Returns the name of a dtype that :func:`stored_as` stores as another one; ``None`` for all
+    others."""
     return None if tensor.dtype in DTYPES else str(tensor.dtype).removeprefix("torch.")
 
 
 def as_real_dtype(tensor: Tensor, dtype: str) -> Tensor:
-    """A tensor in stored form as what it was: the same memory."""
+    """Returns a stored tensor with its original dtype: the same memory."""
     if tensor.dtype.is_floating_point and dtype.startswith("complex"):
         return torch.view_as_complex(tensor)
     return tensor.view(_BY_TORCH_NAME[dtype])
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a sharded tensor (FSDP2, tensor parallel), the same memory; any other tensor as it is."""
+    """Returns this rank's part of a sharded tensor (FSDP2, tensor parallel), the same memory; any
+    other tensor itself."""
     part: Tensor | None = getattr(tensor, "_local_tensor", None)
     return tensor if part is None else part
 
 
 def is_lazy(tensor: Any) -> bool:
-    """A parameter or buffer of a lazy module that has no shape yet."""
+    """Returns whether this is a parameter or buffer of a lazy module that has no shape yet."""
     return isinstance(tensor, UninitializedTensorMixin)
 
 
 def _unstorable(tensor: Tensor) -> str | None:
-    """Why there is no plain memory behind a tensor."""
+    """Returns why a tensor has no plain memory, if it has none."""
     if is_lazy(tensor):
         return "is not initialized yet (lazy module): run one forward pass first"
     if type(tensor).__torch_dispatch__ is not _PLAIN_DISPATCH:
@@ -98,12 +101,13 @@ def _unstorable(tensor: Tensor) -> str | None:
 
 
 def storable(tensor: Tensor, path: Callable[[], str]) -> Tensor:
-    """The values of a tensor as memory that can be copied: the tensor itself, or, for lazily conjugated and negated views, a copy.
+    """Returns the values of a tensor as memory that can be copied: the tensor itself, or, for
+    lazily conjugated and negated views, a copy.
 
     Raises:
-        CheckpointError: naming ``path``, for tensors that cannot be restored as they are.
+        CheckpointError: naming ``path``, for tensors that cannot be restored exactly.
     """
-    # Every tensor comes by here at every step. Quantized ones have dtypes of their own.
+    # This runs for every tensor at every step. Quantized tensors have dtypes of their own.
     if (
         type(tensor) in _KINDS
         and tensor.layout is torch.strided
@@ -120,26 +124,29 @@ def storable(tensor: Tensor, path: Callable[[], str]) -> Tensor:
 
 
 def raw(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor, on the host, whatever its strides."""
+    """Returns the bytes of a tensor, on the host, whatever its strides."""
     dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return bytes_of(dense) if dense.numel() else torch.empty(0, dtype=torch.uint8)
 
 
 def bytes_of(dense: Tensor) -> Tensor:
-    """The memory of a contiguous tensor, as bytes."""
-    # A single element is contiguous whatever its stride is, which reshape() keeps and view() does not take.
+    """Returns the memory of a contiguous tensor, as bytes."""
+    # A single element is contiguous whatever its stride is, which reshape() keeps and view() does
+    # not take.
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Equal dtype, shape and bytes. Unlike :func:`torch.equal`, NaNs are equal to themselves and -0.0 is not 0.0."""
+    """Returns whether dtype, shape and bytes are equal. Unlike with :func:`torch.equal`, NaNs equal
+    themselves and -0.0 is not 0.0."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     return torch.equal(raw(one), raw(other))
 
 
 def assign(target: Tensor, values: Tensor) -> None:
-    """``target.copy_(values)``, also where elements of the target share memory (expanded views), which must then be equal."""
+    """Does ``target.copy_(values)``, also if elements of the target share memory (expanded views),
+    which must then be equal."""
     for dim, (stride, size) in enumerate(zip(target.stride(), target.shape, strict=True)):
         if stride == 0 and size > 1:
             target, values = target.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
@@ -147,7 +154,8 @@ def assign(target: Tensor, values: Tensor) -> None:
 
 
 def order_in_memory(tensor: Tensor) -> list[int] | None:
-    """How to permute a dense tensor that is not contiguous (transposed, channels last) so that it is; ``None`` for any other."""
+    """Returns how to permute a dense tensor that is not contiguous (transposed, channels last) so
+    that it is; ``None`` for any other."""
     if tensor.is_contiguous() or tensor.dim() < 2:
         return None
     strides = tensor.stride()
@@ -156,14 +164,15 @@ def order_in_memory(tensor: Tensor) -> list[int] | None:
 
 
 def device_name(device: torch.device) -> str:
-    """Without its number where it is the process's own: another process may use another one."""
+    """Returns the name of a device, without its number if it is the process's own: another process
+    may use another one."""
     module = getattr(torch, device.type, None)
     current = getattr(module, "current_device", None)
     return device.type if current is not None and device.index == current() else str(device)
 
 
 def device_named(name: str) -> torch.device:
-    """The device of this name, or the nearest that is there."""
+    """Returns the device of this name, or the nearest that is available."""
     device = torch.device(name)
     module = getattr(torch, device.type, None)
     if device.type != "cpu" and (module is None or not getattr(module, "is_available", bool)()):

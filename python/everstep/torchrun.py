@@ -1,8 +1,8 @@
-"""``torchrun --rdzv-backend everstep``: torchrun keeps the workers, everstep brings the nodes together.
+"""``torchrun --rdzv-backend everstep``: torchrun runs the workers, everstep the rendezvous.
 
-An entry point of the group ``torchrun.handlers``. The coordinator notices lost nodes at once, keeps node
-ids in order and survives its own death; the process group's store lives outside the ranks and is a new
-one for every world. For the rest of everstep, put ``everstep run`` where ``torchrun`` stands.
+An entry point of the group ``torchrun.handlers``. The coordinator detects lost nodes at once, keeps
+node ids in order and survives its own death; the process group's store is outside the ranks and is
+a new one for every world. For the rest of everstep, use ``everstep run`` in place of ``torchrun``.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def _binary() -> str:
     found = str(beside) if beside.is_file() else shutil.which("everstep")
     if not found:
         raise RendezvousConnectionError(
-            f"no everstep beside {sys.executable} nor on the path; install the everstep package here"
+            f"no everstep beside {sys.executable} or on the path; install the everstep package here"
         )
     return found
 
 
 class EverstepRendezvousHandler(RendezvousHandler):
-    """Speaks to ``everstep rendezvous``, which takes part for this node."""
+    """Talks to ``everstep rendezvous``, which takes part for this node."""
 
     def __init__(self, params: RendezvousParameters) -> None:
         self._run_id = params.run_id
@@ -84,30 +84,30 @@ class EverstepRendezvousHandler(RendezvousHandler):
         self._over = self._over or "everstep rendezvous has ended"
         self._places.put({})
 
-    def _say(self, what: str) -> None:
+    def _send(self, what: str) -> None:
         try:
             assert self._helper.stdin is not None
             self._helper.stdin.write(what + "\n")
             self._helper.stdin.flush()
         except OSError:
-            pass  # it has ended; who waits for an answer is told
+            pass  # it has ended; whatever waits for an answer is notified
 
     def get_backend(self) -> str:
-        """``everstep``"""
+        """Returns ``everstep``."""
         return "everstep"
 
     @property
     def use_agent_store(self) -> bool:
-        """The store that workers use is served by everstep, not by a rank."""
+        """True: the store that workers use is served by everstep, not by a rank."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Waits for a place in the next world.
 
         Raises:
-            RendezvousClosedError: the job is over, or cannot go on; the text says why.
+            RendezvousClosedError: the job is over, or cannot continue; the text gives the cause.
         """
-        self._say("next")
+        self._send("next")
         place = self._places.get()
         if not place:
             self._places.put({})
@@ -119,24 +119,25 @@ class EverstepRendezvousHandler(RendezvousHandler):
         )
 
     def is_closed(self) -> bool:
-        """True when the job is over."""
+        """Returns whether the job is over."""
         return self._over is not None
 
     def set_closed(self) -> None:
-        """This node takes part no more."""
-        self._say("done")
+        """Ends the part of this node."""
+        self._send("done")
 
     def num_nodes_waiting(self) -> int:
-        """1 while the world is to form anew: torchrun's agent then restarts its workers."""
+        """Returns 1 when the world must be formed again: torchrun's agent then restarts its
+        workers."""
         return int(self._waiting)
 
     def get_run_id(self) -> str:
-        """``--rdzv-id``"""
+        """Returns ``--rdzv-id``."""
         return self._run_id
 
     def shutdown(self) -> bool:
-        """Says how it ended and waits for the others to have been told."""
-        self._say("failed" if sys.exc_info()[0] is not None else "done")
+        """Reports how it ended and waits until the other nodes are notified."""
+        self._send("failed" if sys.exc_info()[0] is not None else "done")
         try:
             self._helper.wait(10)
         except subprocess.TimeoutExpired:
@@ -146,5 +147,5 @@ class EverstepRendezvousHandler(RendezvousHandler):
 
 
 def handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """What torchrun calls when it registers the plug-in."""
+    """Returns the class that torchrun registers."""
     return EverstepRendezvousHandler

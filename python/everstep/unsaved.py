@@ -1,4 +1,5 @@
-"""Optimizers that train what is saved and are not saved themselves: made anew in the loop, or never given to the manager."""
+"""Warns about optimizers that train what is saved and are not saved themselves: created again in
+the loop, or never given to the manager."""
 
 from __future__ import annotations
 
@@ -17,13 +18,14 @@ from .state import State
 
 
 class UnsavedOptimizers:
-    """Warns once of each. ``torch.save`` at the end of a step would have looked up the name; a manager keeps the object it was given."""
+    """Warns once about each. ``torch.save`` at the end of a step would have looked up the name; a
+    manager keeps the object that it was given."""
 
     def __init__(self, state: State) -> None:
         self._state = weakref.ref(state)
         self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet(state.optimizers)
         self._training: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        #: A given optimizer is making a step: those that it is made of are part of it.
+        #: A given optimizer is making a step: the optimizers inside it are part of it.
         self._inside = False
         for optimizer in state.optimizers:
             optimizer.register_step_pre_hook(self._begins)
@@ -69,13 +71,14 @@ class UnsavedOptimizers:
         )
 
 
-#: By the state of each manager that is still there.
+#: By the state of each manager that is still alive.
 _watched: weakref.WeakKeyDictionary[State, UnsavedOptimizers] = weakref.WeakKeyDictionary()
 
 
 @functools.cache
 def _register() -> None:
-    """One hook for good: torch goes through its hooks without a copy, so that a manager that ends meanwhile must not take one away."""
+    """Installs one hook for good: torch iterates over its hooks without a copy, so a manager that
+    ends meanwhile must not remove one."""
 
     def stepped(optimizer: Optimizer, *_: Any) -> None:
         for watcher in [*_watched.values()]:
@@ -85,7 +88,7 @@ def _register() -> None:
 
 
 def _holds(obj: Any, optimizer: Optimizer, depth: int = 3) -> bool:
-    """An object of the user's refers to the optimizer, and may save it."""
+    """Returns whether an object of the user refers to the optimizer, and may save it."""
     if obj is optimizer:
         return True
     inner = (

@@ -1,5 +1,5 @@
-"""What a shard holds beside tensors, decoded and checked. ``restore()`` and ``everstep ckpt verify`` both read it here: what one of them
-refuses, the other does not call good."""
+"""The values in a shard that are not tensors, decoded and checked. ``restore()`` and ``everstep
+ckpt verify`` both read them here, so that they accept the same checkpoints."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 from . import decoding, module_state, optimizer_value, rng
 from ._internal import CheckpointError, DamagedError, Shard
 from .blob_format import BLOB
-from .damage import reading
-from .placed import PARTS, Place, Resharded, parts_from_bytes, read_parts
+from .damage import is_out_of_memory, out_of_memory, reading
+from .shard_layout import PARTS, Place, Resharded, parts_from_bytes, read_parts
 from .sharded import Part
 from .tensors import BY_NAME
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from .healing import HealingShard
 
 RNG, EXTRA, LAYOUT = "rng", "extra", "layout"
-#: Names of everstep's own blobs (see :data:`everstep.convert`), which objects cannot have.
+#: Names of everstep's own blobs, which objects cannot have.
 RESERVED = {RNG, EXTRA, LAYOUT, "align", "parts", "dcp"}
-#: What an object is: it decides what its value has to look like.
+#: The kind of an object decides what its value has to look like.
 MODULE, OPTIMIZER, OTHER = "module", "optimizer", "other"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Whose state a shard is."""
+    """The rank that a shard belongs to."""
 
     rank: int
     world_size: int
     replicated: bool
-    #: What each object is, by name. Earlier checkpoints do not say.
+    #: The kind of each object, by name. Earlier checkpoints do not have it.
     kinds: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -47,7 +47,7 @@ class Layout:
             or type(self.replicated) is not bool
             or not 0 <= self.rank < self.world_size
         ):
-            raise ValueError("a rank that is none")
+            raise ValueError("an invalid rank")
         if not isinstance(kinds, dict) or not all(
             type(n) is str and n not in RESERVED and k in (MODULE, OPTIMIZER, OTHER) for n, k in kinds.items()
         ):
@@ -55,13 +55,17 @@ class Layout:
 
 
 def objects(entries: Mapping[str, Entry]) -> set[str]:
-    """Names of objects that have a value in a shard."""
+    """Returns the names of the objects that have a value in a shard."""
     names = {n.removeprefix(BLOB) for n in entries if n.startswith(BLOB)}
     return {n for n in names - RESERVED if "/" not in n}
 
 
 def check_step(names: Container[str]) -> None:
-    """Raises :class:`DamagedError` where values are missing that every snapshot of a manager has."""
+    """Checks that the values are present that every snapshot of a manager has.
+
+    Raises:
+        DamagedError: when one is missing.
+    """
     if missing := [n for n in (EXTRA, RNG) if BLOB + n not in names]:
         raise DamagedError(
             f"there is no {' and no '.join(missing)} in the checkpoint, which everstep always writes", []
@@ -69,37 +73,51 @@ def check_step(names: Container[str]) -> None:
 
 
 class Values:
-    """The values of one shard. Tensors in them get memory (``targets``), which whoever wants them fills."""
+    """The values of one shard. Tensors in them get memory (``targets``), which the caller fills."""
 
     def __init__(self, shard: Shard | HealingShard | Resharded) -> None:
         self._shard = shard
-        self.entries: dict[str, Entry] = {e[0]: e for e in shard.entries()}
+        self.entries: dict[str, Entry] = {e.name: e for e in shard.entries()}
         self.targets: dict[str, Tensor] = {}
         self._blobs: dict[str, bytes] = {}
 
     def room(self, name: str) -> Tensor:
-        """Memory for a tensor of the shard."""
+        """Returns memory for a tensor of the shard.
+
+        Raises:
+            DamagedError: when the checkpoint has only a part of a tensor that is too large.
+            OutOfMemory: when there is not enough memory.
+        """
         if name not in self.targets:
-            _, dtype, shape, _ = self.entries[name]
-            if dtype not in BY_NAME:
+            entry = self.entries[name]
+            if entry.dtype not in BY_NAME:
                 raise CheckpointError(
-                    f"{name} is {dtype} in the checkpoint, which this torch does not have; install a newer one"
+                    f"{name} is {entry.dtype} in the checkpoint, which this torch does not have; install a newer one"
                 )
-            self.targets[name] = torch.empty(shape, dtype=BY_NAME[dtype])
+            try:
+                self.targets[name] = torch.empty(entry.shape, dtype=BY_NAME[entry.dtype])
+            except (MemoryError, RuntimeError) as e:
+                if not is_out_of_memory(e):
+                    raise
+                if isinstance(self._shard, Resharded):
+                    # The shape of a whole tensor is only claimed; its parts have been compared with
+                    # the files.
+                    self._shard.plan([name])
+                raise out_of_memory(e) from e
         return self.targets[name]
 
     def has_numbers(self, name: str) -> bool:
-        """There are tensors of fractions among the values of an object: weights, moments, averages."""
+        """Returns whether there are floating-point tensors among the values of an object: weights,
+        moments, averages."""
         return any(
-            n.startswith(f"{name}/") and dtype.startswith(("F", "BF", "C"))
-            for n, (_, dtype, *_) in self.entries.items()
+            n.startswith(f"{name}/") and entry.dtype.startswith(("F", "BF", "C")) for n, entry in self.entries.items()
         )
 
     def layout(self) -> Layout | None:
-        """Whose it is; ``None`` where that is not said.
+        """Returns the rank that the shard belongs to; ``None`` if it is not recorded.
 
         Raises:
-            DamagedError: when it makes no sense.
+            DamagedError: when it is invalid.
         """
         if BLOB + LAYOUT not in self.entries:
             return None
@@ -107,22 +125,23 @@ class Values:
             return Layout(**decoding.decode(self._shard.bytes(BLOB + LAYOUT), lambda name: None))
 
     def places(self) -> dict[str, Place]:
-        """Where the shard's tensors belong, by name.
+        """Returns where the shard's tensors belong, by name.
 
         Raises:
-            DamagedError: when it makes no sense.
+            DamagedError: when it is invalid.
         """
         words = None if isinstance(self._shard, Resharded) else self._shard.places()
         if words is None:
-            # A slot says so in a tensor only.
+            # A slot has them in a tensor only.
             words = parts_from_bytes(self._shard.bytes(PARTS)) if PARTS in self.entries else []
         return read_parts(words, list(self.entries.values()))
 
     def of_object(self, name: str, kind: str | None) -> Any:
-        """The value of an object. Without ``kind`` that of an earlier checkpoint, which is told by what it looks like.
+        """Returns the value of an object. Without ``kind``, it is of an earlier checkpoint, and the
+        kind is guessed from the value.
 
         Raises:
-            DamagedError: when it makes no sense.
+            DamagedError: when it is invalid.
         """
         value = self._decoded(name)
         if kind is None:
@@ -134,10 +153,10 @@ class Values:
         return value
 
     def of_step(self) -> None:
-        """What belongs to the step and to no object.
+        """Checks what belongs to the step and to no object.
 
         Raises:
-            DamagedError: when it makes no sense.
+            DamagedError: when it is invalid.
         """
         check_step(self.entries)
         if not isinstance(extra := self._decoded(EXTRA), dict):
@@ -151,9 +170,9 @@ class Values:
         return decoding.decode(self._blobs[name], self.room, finish=False)
 
     def finished(self) -> dict[str, Any]:
-        """All that were asked for, now that ``targets`` are filled."""
+        """Returns all values that were decoded, now that ``targets`` are filled."""
         return {name: self.value(name) for name in self._blobs}
 
     def value(self, name: str) -> Any:
-        """One of them, made anew each time."""
+        """Decodes one of them again; each call returns a new object."""
         return decoding.decode(self._blobs[name], self.targets.__getitem__, sharded=Part)

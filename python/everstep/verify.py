@@ -1,7 +1,9 @@
-"""What ``everstep ckpt verify`` cannot see by checksums: values and tables are decoded as ``restore()`` and :mod:`everstep.dcp` do.
+"""The part of ``everstep ckpt verify`` that checksums cannot cover: decodes values and tables as
+``restore()`` and :mod:`everstep.dcp` do.
 
-Reads a JSON array of shards whose bytes are good, ``{"checkpoint": DIRECTORY}`` with all of its shards or ``{"slot": FILE, "rank": R,
-"world_size": N}`` (paths as lists of bytes), and prints one line of JSON for each: a list of (rank or ``null``, what is wrong).
+Reads a JSON array of shards whose bytes are valid, ``{"checkpoint": DIRECTORY}`` with all of its
+shards or ``{"slot": FILE, "rank": R, "world_size": N}`` (paths as lists of bytes), and prints one
+line of JSON for each: a list of (rank or ``null``, what is wrong).
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from ._internal import CheckpointError, DamagedError, Shard, WholeCheckpoint, open_shards, open_slot
+from ._internal import CheckpointError, DamagedError, Shard, WantedPart, WholeCheckpoint, open_shards, open_slot
 from .blob_format import BLOB
-from .damage import reading
+from .damage import OutOfMemory, reading
 from .dcp.foreign import safe_load
 from .dcp.pieces import TABLE, read_table
 from .values import MODULE, Values, objects
@@ -34,7 +36,7 @@ def shard_values(shard: Shard, rank: int, world_size: int) -> None:
     kinds = {} if layout is None else layout.kinds
     if layout is not None and (layout.rank, layout.world_size) != (rank, world_size):
         raise DamagedError(
-            f"{shard.path} says that it is of rank {layout.rank} of {layout.world_size}, it is of rank {rank} of {world_size}",
+            f"{shard.path} claims to be of rank {layout.rank} of {layout.world_size}, but is of rank {rank} of {world_size}",
             [],
         )
     there = objects(values.entries)
@@ -45,14 +47,15 @@ def shard_values(shard: Shard, rank: int, world_size: int) -> None:
             raise DamagedError(f"{shard.path} has no value of {name}", [])
     values.of_step()
     values.places()
-    # Once more as it is when tensors are filled: devices, parameters, gradients.
+    # Decoded again as after tensors are filled: devices, parameters, gradients.
     values.finished()
 
 
 def checkpoint_values(path: str) -> Iterator[Wrong]:
-    """What is wrong with the values and tables of a published checkpoint, whose shards' bytes are good."""
+    """Yields what is wrong with the values and tables of a published checkpoint, whose shards'
+    bytes are valid."""
     shards = open_shards(path)
-    if any(TABLE in (e[0] for e in shard.entries()) for shard in shards):
+    if any(TABLE in (e.name for e in shard.entries()) for shard in shards):
         yield from _dcp_values(path, shards)
         return
     for rank, shard in enumerate(shards):
@@ -61,12 +64,10 @@ def checkpoint_values(path: str) -> Iterator[Wrong]:
         except CheckpointError as e:
             yield rank, str(e.args[0])
     if any(shard.places() for shard in shards):
-        # Parts of larger tensors: together they are all of them.
+        # Parts of larger tensors must cover them completely.
         whole = WholeCheckpoint(path)
-        tensors = [
-            (name, shape) for name, _, shape, *_ in whole.tensors() if not name.startswith(BLOB) and 0 not in shape
-        ]
-        whole.plan([(name, [0] * len(shape), shape, False, 0, 0) for name, shape in tensors])
+        tensors = [t for t in whole.tensors() if not t.name.startswith(BLOB) and 0 not in t.shape]
+        whole.plan([WantedPart(t.name, [0] * len(t.shape), t.shape) for t in tensors])
 
 
 def _dcp_values(path: str, shards: list[Shard]) -> Iterator[Wrong]:
@@ -74,15 +75,15 @@ def _dcp_values(path: str, shards: list[Shard]) -> Iterator[Wrong]:
     for fqn, (rank, name) in table.objects.items():
         try:
             safe_load(io.BytesIO(shards[rank].bytes(name)), fqn)
-        except DamagedError as e:
+        except (DamagedError, OutOfMemory) as e:
             yield rank, str(e.args[0])
         except CheckpointError:
-            # It is good, and nothing for everstep to unpickle: Reader(allow_pickle=True) does.
+            # It is valid, but everstep does not unpickle it; Reader(allow_pickle=True) does.
             continue
 
 
 def wrongs(item: dict[str, Any]) -> list[Wrong]:
-    """What is wrong with one of the shards that were asked for."""
+    """Returns what is wrong with one of the requested shards."""
     found: list[Wrong] = []
     try:
         with reading("it"):
@@ -96,7 +97,7 @@ def wrongs(item: dict[str, Any]) -> list[Wrong]:
 
 
 def main() -> int:
-    """``python -m everstep.verify``, as ``everstep ckpt verify`` calls it."""
+    """Runs ``python -m everstep.verify``, as ``everstep ckpt verify`` calls it."""
     for item in json.load(sys.stdin):
         print(json.dumps(wrongs(item)), flush=True)
     return 0

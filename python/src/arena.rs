@@ -3,13 +3,14 @@
 
 use crate::board::PyBoard;
 use crate::error::{capture as capture_error, checkpoint};
-use crate::layout::{Entry, PyLayout, tensors, value};
+use crate::layout::{PyEntry, PyLayout, tensors, value};
 use crate::mark::PyMark;
 use crate::shards::PyShard;
-use everstep_checkpoint::arena::{Label, Pin, Slot, run_label};
+use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, run_label};
 use everstep_checkpoint::capture::{self, Capture, Described, Early, Filling, Plan};
 use everstep_checkpoint::direct::Throttle;
 use everstep_checkpoint::persist;
+use everstep_checkpoint::reuse::{Candidate, reusable};
 use everstep_core::id::Rank;
 use everstep_core::message::Purpose;
 use pyo3::prelude::*;
@@ -19,8 +20,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Interval between two checks for a slot's file. The files take turns: each is checked within half a second, or at the
-/// first step after that.
+/// Interval between two checks for a slot's file. The files take turns: each is checked within half
+/// a second, or at the first step after that.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// State of the checks for the files.
@@ -75,9 +76,9 @@ impl PyArena {
         })
     }
 
-    /// Reports whether a slot's file was removed, so that nothing could find what is captured from now on. Checks one
-    /// file, in turn, for each [`LOOK_EVERY`] that has passed, or all files if `all`: in a step of a small state, one
-    /// check costs as much as copying 100 kB.
+    /// Reports whether a slot's file was removed, so that nothing could find what is captured from
+    /// now on. Checks one file, in turn, for each [`LOOK_EVERY`] that has passed, or all files if
+    /// `all`: in a step of a small state, one check costs as much as copying 100 kB.
     fn lost(&self, all: bool) -> bool {
         let Ok(mut looked) = self.looked.lock() else { return false };
         let passed = looked.at.map_or(u128::MAX, |at| at.elapsed().as_millis() / LOOK_EVERY.as_millis());
@@ -96,13 +97,19 @@ impl PyArena {
         looked.lost
     }
 
-    /// Maps all pages now, so that the first captures do not pay for it.
-    fn populate(&self, py: Python<'_>) {
+    /// Maps all pages now, so that the first captures do not pay for it. Returns the address and
+    /// the length in bytes of what each slot has for tensors and index.
+    fn populate(&self, py: Python<'_>) -> PyResult<Vec<(usize, usize)>> {
         py.detach(|| self.slots.iter().for_each(|s| drop(s.populate())));
+        let place = |slot: &Arc<Slot>| {
+            let bytes = slot.bytes().saturating_sub(REGION_AT);
+            slot.region_address(bytes).map(|at| (at, bytes))
+        };
+        self.slots.iter().map(place).collect::<Result<_, _>>().map_err(checkpoint)
     }
 
-    /// Steps that this rank could restore, with the generations that captured them, newest first. Labels and indexes
-    /// are verified now, the bytes when they are read.
+    /// Steps that this rank could restore, with the generations that captured them, newest first.
+    /// Labels and indexes are verified now, the bytes when they are read.
     fn held(&self, py: Python<'_>) -> Vec<(u64, u64)> {
         py.detach(|| {
             let label = |s: &Arc<Slot>| s.inspect().ok().map(|(l, _)| l).filter(|l| self.fits(l));
@@ -126,10 +133,11 @@ impl PyArena {
         PyShard::of_own(slot.clone())
     }
 
-    /// Starts to capture a step. Returns False when every slot is in use (the step is then skipped).
-    /// `blobs` come behind the tensors of `layout`. With `persist`, the step goes to durable storage: 0 for recovery
-    /// from failures, 1 for an epoch's end, 2 for the user. With `background`, the copy may go on while training does;
-    /// with `compare`, it must then equal the state at the time of this call.
+    /// Starts to capture a step. Returns False when every slot is in use (the step is then
+    /// skipped). `blobs` come behind the tensors of `layout`. With `persist`, the step goes to
+    /// durable storage: 0 for recovery from failures, 1 for an epoch's end, 2 for the user. With
+    /// `background`, the copy may go on while training does; with `compare`, it must then equal the
+    /// state at the time of this call.
     #[allow(clippy::too_many_arguments)]
     fn capture(
         &self,
@@ -150,7 +158,8 @@ impl PyArena {
         let started = self.in_free_slot(|slot| {
             let (tensors, sources, persist) = (tensors.clone(), sources.clone(), persist.is_some());
             let plan = Plan { tensors, sources, label, persist, threads, background, compare };
-            // SAFETY: the Python half keeps the tensors alive until `wait`; blobs are copied before `start` returns.
+            // SAFETY: the Python half keeps the tensors alive until `wait`; blobs are copied before
+            // `start` returns. Only this worker writes its slots now, one capture at a time.
             py.detach(|| unsafe { capture::start(slot, plan, board.clone()) })
         })?;
         let Some(started) = started else { return Ok(false) };
@@ -160,14 +169,18 @@ impl PyArena {
         Ok(true)
     }
 
-    /// Lets another thread begin to copy the tensors of `layout` while the values behind them are collected. Returns
-    /// False when every slot is in use. Ends with [`PyArena::finish`] or [`PyArena::cancel`]; the tensors must not
-    /// change until then.
+    /// Lets another thread begin to copy the tensors of `layout` while the values behind them are
+    /// collected. Returns False when every slot is in use. Ends with [`PyArena::finish`] or
+    /// [`PyArena::cancel`]; the tensors must not change until then.
     fn start(&self, py: Python<'_>, step: u64, layout: &PyLayout, persist: Option<u64>) -> PyResult<bool> {
         self.wait(py)?;
         let label = self.label_of(step, persist);
-        // SAFETY: the Python half keeps the tensors alive until `finish` or `cancel`.
-        let begin = |slot| unsafe { Early::begin(slot, layout.tensors(), label, persist.is_some()) };
+        // SAFETY: the Python half keeps the tensors alive until `finish` or `cancel`. Only this
+        // worker writes its slots now, one capture at a time.
+        let begin = |slot| unsafe {
+            let (tensors, sources) = layout.tensors();
+            Early::begin(slot, tensors, sources, label, persist.is_some())
+        };
         let Some(early) = self.in_free_slot(begin)? else { return Ok(false) };
         if let Ok(mut waiting) = self.early.lock() {
             *waiting = Some(early);
@@ -175,8 +188,8 @@ impl PyArena {
         Ok(true)
     }
 
-    /// Completes what [`PyArena::start`] has begun, with `blobs` behind the tensors. Returns False if the slot has no room
-    /// for them.
+    /// Completes what [`PyArena::start`] has begun, with `blobs` behind the tensors. Returns False
+    /// if the slot has no room for them.
     fn finish(&self, py: Python<'_>, blobs: Vec<(String, PyBackedBytes)>, board: Option<&PyBoard>) -> PyResult<bool> {
         let early = self.early.lock().ok().and_then(|mut e| e.take());
         let board = board.map(|b| b.board.clone());
@@ -193,19 +206,20 @@ impl PyArena {
         py.detach(|| drop(early));
     }
 
-    /// Takes a slot for a device to fill. Returns the address of the first tensor and the bytes of all tensors, or
-    /// `None` when every slot is in use. Ranks with the same state have the first `alike` bytes in common. Ends with
-    /// [`PyArena::seal`].
+    /// Takes a slot for a device to fill. Returns the address of the first tensor and the bytes of
+    /// all tensors, or `None` when every slot is in use. Ranks with the same state have the first
+    /// `alike` bytes in common. Ends with [`PyArena::seal`].
     fn begin(
         &self,
         step: u64,
-        entries: Vec<Entry>,
+        entries: Vec<PyEntry>,
         persist: Option<u64>,
         alike: usize,
     ) -> PyResult<Option<(usize, usize)>> {
         let tensors = Described::of(&tensors(entries)).map_err(checkpoint)?;
         let label = self.label_of(step, persist);
-        let begin = |slot| Filling::begin(slot, tensors.clone(), label, persist.is_some(), alike);
+        // SAFETY: only this worker writes its slots now, one capture at a time.
+        let begin = |slot| unsafe { Filling::begin(slot, tensors.clone(), label, persist.is_some(), alike) };
         let Some(filling) = self.in_free_slot(begin)? else { return Ok(None) };
         let place = filling.place().map_err(checkpoint)?;
         if let Ok(mut waiting) = self.filling.lock() {
@@ -274,24 +288,25 @@ impl PyArena {
         loop {
             let Some(slot) = self.free_slot() else { return Ok(None) };
             match begin(slot) {
-                // The agent has pinned this slot, or begun to read it, in the meantime; another one may still be free.
+                // The agent has pinned this slot, or begun to read it, in the meantime; another one
+                // may still be free.
                 Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => {}
                 begun => return begun.map(Some).map_err(checkpoint),
             }
         }
     }
 
-    /// A slot that is not in use: an empty one, else the one with the oldest step, never the newest (unless
-    /// there is only one: what it held is on disk already).
+    /// A slot that is not in use: an empty one, else the one with the oldest step, never the newest
+    /// (unless there is only one: what it held is on disk already).
     fn free_slot(&self) -> Option<Arc<Slot>> {
         let label = |s: &Arc<Slot>| s.label().filter(|l| self.fits(l)).map(|l| (l.generation, l.step));
         let all: Vec<_> = self.slots.iter().map(|s| (label(s), s)).collect();
         let newest = all.iter().filter_map(|(l, _)| *l).max();
         let only = self.slots.len() == 1;
-        let free = |(l, s): &(Option<_>, &Arc<Slot>)| !s.in_use() && (l.is_none() || *l != newest || only);
-        let mut usable: Vec<_> = all.into_iter().filter(free).collect();
-        usable.sort_by_key(|(l, _)| *l);
-        usable.first().map(|(_, s)| Arc::clone(s))
+        reusable(all.into_iter().map(|(holds, slot)| {
+            let needed = slot.in_use() || (holds.is_some() && holds == newest && !only);
+            Candidate { slot: Arc::clone(slot), holds, needed }
+        }))
     }
 }
 

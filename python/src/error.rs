@@ -10,7 +10,7 @@ create_exception!(
     everstep,
     EverstepError,
     PyRuntimeError,
-    "Something everstep could not do; the text says what to do."
+    "Something that everstep could not do; the text contains what to do."
 );
 create_exception!(everstep, CheckpointError, EverstepError, "A checkpoint cannot be written or read.");
 create_exception!(
@@ -20,7 +20,12 @@ create_exception!(
     "Parts of a shard are not what was written; args: text, numbers of the chunks."
 );
 create_exception!(everstep, TornError, CheckpointError, "The state was written to while a snapshot of it was copied.");
-create_exception!(everstep, AgentError, EverstepError, "The agent of this node refused or does not answer.");
+create_exception!(
+    everstep,
+    AgentError,
+    EverstepError,
+    "The agent of this node has refused a request, or does not answer."
+);
 
 /// Adds the exceptions to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -31,12 +36,12 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("AgentError", m.py().get_type::<AgentError>())
 }
 
-/// A checkpoint error from anything that can be said.
+/// Converts anything that can be displayed to a checkpoint error.
 pub fn checkpoint(e: impl std::fmt::Display) -> PyErr {
     CheckpointError::new_err(e.to_string())
 }
 
-/// A capture failed.
+/// Converts the error of a capture.
 pub fn capture(e: std::io::Error) -> PyErr {
     match e.get_ref().and_then(|e| e.downcast_ref::<Torn>()) {
         Some(torn) => TornError::new_err(torn.to_string()),
@@ -44,12 +49,12 @@ pub fn capture(e: std::io::Error) -> PyErr {
     }
 }
 
-/// Somebody found a shard damaged, or cannot read it.
+/// A shard is damaged, or cannot be read.
 pub fn damaged(what: String) -> PyErr {
     DamagedError::new_err((what, Vec::<usize>::new()))
 }
 
-/// A shard cannot be read.
+/// Converts the error of a restore.
 pub fn restore(e: RestoreError) -> PyErr {
     match e {
         RestoreError::Chunks { ref chunks, .. } => DamagedError::new_err((e.to_string(), chunks.clone())),

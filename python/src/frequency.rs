@@ -1,4 +1,5 @@
-//! How often checkpoints are made, for the schedule in Python. The rule and what it follows are the core's.
+//! The rule for how often checkpoints are made, for the schedule in Python. The rule itself is in
+//! the core.
 
 use crate::error::checkpoint;
 use everstep_core::frequency::rate::Rate;
@@ -27,10 +28,22 @@ fn word(bound: Limit) -> &'static str {
     }
 }
 
+/// What checkpoints were seen to cost, in seconds; `None` where nothing was measured yet.
+#[pyclass(name = "CheckpointCost", frozen, get_all)]
+pub struct PyCheckpointCost {
+    /// A step without any part of a checkpoint.
+    iteration: Option<f64>,
+    /// What a checkpoint costs the loop.
+    cost: Option<f64>,
+    /// From the step of a checkpoint until it is written.
+    occupied: Option<f64>,
+}
+
 #[pymethods]
 impl PyRate {
-    /// `budget`: part of the loop's time that checkpoints may cost. `share`: part of the time in which they may use storage.
-    /// `kept`: what [`PyRate::keep`] gave in an earlier life.
+    /// `budget`: part of the loop's time that checkpoints may cost. `share`: part of the time in
+    /// which they may use storage. `kept`: what [`PyRate::keep`] returned in an earlier life of the
+    /// job.
     #[new]
     #[pyo3(signature = (budget, share, kept=None))]
     fn new(budget: f64, share: f64, kept: Option<&str>) -> Self {
@@ -39,77 +52,80 @@ impl PyRate {
         PyRate { rate: Mutex::new(rate) }
     }
 
-    /// Steps that make a profile.
+    /// Number of steps of a profile.
     #[staticmethod]
     fn profiled(epoch: Option<u64>) -> u64 {
         Rate::profiled(epoch)
     }
 
-    /// Undisturbed steps.
+    /// Records the seconds of steps without any part of a checkpoint.
     fn profile(&self, steps: Vec<f64>) {
         self.rate().profile(&steps);
     }
 
-    /// A step took so long; `quiet`: beside no part of a checkpoint.
+    /// Records the seconds of a step; `quiet`: no part of a checkpoint was in progress.
     fn step(&self, seconds: f64, quiet: bool) {
         self.rate().step(seconds, quiet);
     }
 
-    /// A step whose time says nothing.
+    /// Records a step whose time is not representative.
     fn passed(&self) {
         self.rate().passed();
     }
 
-    /// A checkpoint begins.
+    /// Records that a checkpoint begins.
     fn begins(&self) {
         self.rate().begins();
     }
 
-    /// The checkpoint that began this interval is written, so many seconds after its step.
+    /// Records that the checkpoint which began this interval is written, `occupied` seconds after
+    /// its step.
     fn written(&self, occupied: f64) {
         self.rate().written(occupied);
     }
 
-    /// Something else has held the loop up.
+    /// Records that something else has delayed the loop.
     fn disturbed(&self) {
         self.rate().disturbed();
     }
 
-    /// Seconds between failures, once there were any.
+    /// Sets the mean seconds between failures; `None` if there were none.
     fn failures(&self, mtbf: Option<f64>) {
         self.rate().failures(mtbf);
     }
 
-    /// Steps until one is due, 0 for now; `None` without a profile.
+    /// Number of steps until a checkpoint is due, 0 for now; `None` without a profile.
     fn left(&self) -> Option<u64> {
         self.rate().left()
     }
 
-    /// (a checkpoint every so many steps, what bounds that); `None` without a profile.
+    /// The interval in steps and what bounds it; `None` without a profile.
     fn every(&self) -> Option<(u64, &'static str)> {
         self.rate().every().map(|(every, bound)| (every, word(bound)))
     }
 
-    /// (an undisturbed step, what a checkpoint costs the loop, from its step to where it is written), as far as known.
-    fn measured(&self) -> (Option<f64>, Option<f64>, Option<f64>) {
+    /// What checkpoints were seen to cost.
+    fn measured(&self) -> PyCheckpointCost {
         let seen = self.rate().measured();
-        (seen.iteration, seen.cost, seen.occupied)
+        PyCheckpointCost { iteration: seen.iteration, cost: seen.cost, occupied: seen.occupied }
     }
 
-    /// For the next life of the job.
+    /// Returns all measurements as JSON, for the next life of the job.
     fn keep(&self) -> PyResult<String> {
         serde_json::to_string(&*self.rate()).map_err(checkpoint)
     }
 }
 
-/// Steps from one snapshot to the next when each holds the loop up for `stall` seconds and a step takes `iteration`.
+/// Returns the number of steps between snapshots, each of which delays the loop for `stall`
+/// seconds, when a step takes `iteration` seconds.
 #[pyfunction]
 fn snapshot_interval(stall: f64, iteration: f64, budget: f64) -> u64 {
     choose(&Costs { iteration, update: 0.0, host_copy: stall, write: 0.0, device_copy: None }, budget).every
 }
 
-/// Adds class and function to the module.
+/// Adds the classes and the function to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<PyCheckpointCost>()?;
     m.add_class::<PyRate>()?;
     m.add_function(wrap_pyfunction!(snapshot_interval, m)?)
 }

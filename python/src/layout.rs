@@ -1,4 +1,5 @@
-//! A state as the native half captures it: tensors described once, values that come behind them at each step.
+//! A state as the native half captures it: tensors described once, and after them the values of
+//! each step.
 
 use crate::error::checkpoint;
 use everstep_checkpoint::capture::{Described, InOrder, Source};
@@ -7,11 +8,51 @@ use everstep_checkpoint::format::index::Tensor;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 
-/// (name, dtype, shape, bytes)
-pub type Entry = (String, String, Vec<u64>, u64);
+/// A tensor as the index of a shard describes it.
+#[pyclass(name = "Entry", frozen, get_all, from_py_object)]
+#[derive(Clone)]
+pub struct PyEntry {
+    name: String,
+    dtype: String,
+    shape: Vec<u64>,
+    bytes: u64,
+}
 
-pub fn tensors(entries: Vec<Entry>) -> Vec<Tensor> {
-    entries.into_iter().map(|(name, dtype, shape, bytes)| Tensor { name, dtype, shape, bytes }).collect()
+#[pymethods]
+impl PyEntry {
+    #[new]
+    fn new(name: String, dtype: String, shape: Vec<u64>, bytes: u64) -> Self {
+        PyEntry { name, dtype, shape, bytes }
+    }
+}
+
+impl From<&Tensor> for PyEntry {
+    fn from(t: &Tensor) -> Self {
+        PyEntry { name: t.name.clone(), dtype: t.dtype.clone(), shape: t.shape.clone(), bytes: t.bytes }
+    }
+}
+
+pub fn tensors(entries: Vec<PyEntry>) -> Vec<Tensor> {
+    let tensor = |PyEntry { name, dtype, shape, bytes }| Tensor { name, dtype, shape, bytes };
+    entries.into_iter().map(tensor).collect()
+}
+
+/// Memory of a tensor that is captured.
+#[pyclass(name = "Source", frozen, get_all, from_py_object)]
+#[derive(Clone, Copy)]
+pub struct PySource {
+    address: usize,
+    bytes: usize,
+    /// It changes outside the optimizer, so it is copied first.
+    eager: bool,
+}
+
+#[pymethods]
+impl PySource {
+    #[new]
+    fn new(address: usize, bytes: usize, eager: bool) -> Self {
+        PySource { address, bytes, eager }
+    }
 }
 
 /// Tensors of a state and their memory, described once for many captures.
@@ -24,11 +65,11 @@ pub struct PyLayout {
 
 #[pymethods]
 impl PyLayout {
-    /// `sources` are (address, bytes, eager) in the order of `entries`.
+    /// `sources` are in the order of `entries`.
     #[new]
-    fn new(entries: Vec<Entry>, sources: Vec<(usize, usize, bool)>) -> PyResult<Self> {
+    fn new(entries: Vec<PyEntry>, sources: Vec<PySource>) -> PyResult<Self> {
         let tensors = Described::of(&tensors(entries)).map_err(checkpoint)?;
-        let source = |(address, bytes, eager)| Source { address, bytes, eager };
+        let source = |PySource { address, bytes, eager }| Source { address, bytes, eager };
         let sources: Vec<Source> = sources.into_iter().map(source).collect();
         let in_order = InOrder::of(&sources);
         Ok(PyLayout { tensors, sources, in_order })
@@ -41,7 +82,7 @@ impl PyLayout {
         (self.tensors.clone(), &self.in_order)
     }
 
-    /// With the values of one step behind the tensors.
+    /// The tensors and their memory, followed by the values of one step.
     pub fn with(&self, blobs: &[(String, PyBackedBytes)]) -> std::io::Result<(Described, Vec<Source>)> {
         let mut tensors = self.tensors.clone();
         tensors.push(&blobs.iter().map(|(name, bytes)| value(name, bytes)).collect::<Vec<_>>())?;
@@ -61,14 +102,16 @@ pub fn value(name: &str, bytes: &[u8]) -> Tensor {
     Tensor { name: name.into(), dtype: "U8".into(), shape: vec![bytes], bytes }
 }
 
-/// What people must know about threads that could not be created; each sentence once.
+/// Returns what users must know about threads that could not be created; each sentence once.
 #[pyfunction]
 fn thread_trouble() -> Option<String> {
     copiers::take_trouble()
 }
 
-/// Adds class and function to the module.
+/// Adds the classes and the function to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<PyEntry>()?;
+    m.add_class::<PySource>()?;
     m.add_class::<PyLayout>()?;
     m.add_function(wrap_pyfunction!(thread_trouble, m)?)
 }

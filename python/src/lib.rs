@@ -17,10 +17,12 @@ mod plain;
 mod resharded;
 mod shards;
 mod socket;
+mod torch_object;
 
 use pyo3::prelude::*;
 
-// Objects of torch and Python are compared without taking a reference to each, so no other thread may run meanwhile.
+// Objects of torch and Python are compared without taking a reference to each, so no other thread
+// may run meanwhile.
 #[pymodule(gil_used = true)]
 fn _internal(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;

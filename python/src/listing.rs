@@ -1,4 +1,4 @@
-//! What lies in a directory of checkpoints, as Python sees it.
+//! The contents of a directory of checkpoints, for Python.
 
 use crate::error::checkpoint;
 use everstep_checkpoint::persist;
@@ -6,33 +6,43 @@ use pyo3::prelude::*;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// One published checkpoint, see [`list_checkpoints`].
-type Row = (u64, OsString, Option<u32>, Option<String>);
+/// A published checkpoint.
+#[pyclass(name = "ListedCheckpoint", frozen, get_all)]
+pub struct PyListedCheckpoint {
+    step: u64,
+    /// Its own directory.
+    path: OsString,
+    /// Number of ranks that wrote it; `None` if it cannot be read.
+    world_size: Option<u32>,
+    /// What is wrong with it; `None` if it is complete.
+    wrong: Option<String>,
+}
 
-/// Published checkpoints, newest first: (step, directory, world size or None, what is wrong or None).
+/// Lists published checkpoints, the newest first.
 #[pyfunction]
-fn list_checkpoints(py: Python<'_>, directory: PathBuf) -> PyResult<Vec<Row>> {
+fn list_checkpoints(py: Python<'_>, directory: PathBuf) -> PyResult<Vec<PyListedCheckpoint>> {
     rows(&directory, py.detach(|| persist::list(&directory)))
 }
 
-fn rows(directory: &Path, found: std::io::Result<Vec<persist::Found>>) -> PyResult<Vec<Row>> {
+fn rows(directory: &Path, found: std::io::Result<Vec<persist::Found>>) -> PyResult<Vec<PyListedCheckpoint>> {
     let row = |(step, path, manifest): persist::Found| {
-        let (size, wrong) = match manifest {
+        let (world_size, wrong) = match manifest {
             Ok(m) => (Some(m.world_size), None),
-            Err(e) => (None, Some(e)),
+            Err(e) => (None, Some(e.to_string())),
         };
-        (step, path.into_os_string(), size, wrong)
+        PyListedCheckpoint { step, path: path.into_os_string(), world_size, wrong }
     };
     Ok(found.map_err(|e| unreadable(directory, &e))?.into_iter().map(row).collect())
 }
 
-/// The same of the branch that ran last, with damaged ones that may have been of it.
+/// Lists the checkpoints of the branch that ran last, and damaged ones that may belong to it, the
+/// newest first.
 #[pyfunction]
-fn list_line(py: Python<'_>, directory: PathBuf) -> PyResult<Vec<Row>> {
+fn list_line(py: Python<'_>, directory: PathBuf) -> PyResult<Vec<PyListedCheckpoint>> {
     rows(&directory, py.detach(|| persist::line(&directory)))
 }
 
-/// Steps in the names of what everstep did not write, or cannot tell.
+/// Lists the steps in the names of entries that everstep did not write, or cannot identify.
 #[pyfunction]
 fn foreign_steps(py: Python<'_>, directory: PathBuf) -> PyResult<Vec<u64>> {
     let found = py.detach(|| persist::foreign(&directory)).map_err(|e| unreadable(&directory, &e))?;
@@ -43,8 +53,9 @@ fn unreadable(directory: &Path, e: &std::io::Error) -> PyErr {
     checkpoint(format!("cannot read the checkpoint directory {}: {e}", directory.display()))
 }
 
-/// Adds the functions to the module.
+/// Adds the class and the functions to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<PyListedCheckpoint>()?;
     m.add_function(wrap_pyfunction!(list_checkpoints, m)?)?;
     m.add_function(wrap_pyfunction!(list_line, m)?)?;
     m.add_function(wrap_pyfunction!(foreign_steps, m)?)

@@ -1,16 +1,15 @@
-//! Whose a directory of checkpoints is, as Python sees it.
+//! The owner of a directory of checkpoints, for Python.
 
 use crate::error::checkpoint;
 use everstep_checkpoint::format::mark::Mark;
-use everstep_checkpoint::lineage::From;
-use everstep_checkpoint::persist::{self, Claim, Claimant};
+use everstep_checkpoint::persist::{self, Claim, Claimant, Origin};
 use pyo3::prelude::*;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// Who writes into a directory (see `everstep_checkpoint::format::mark`).
+/// The writer of a directory (see `everstep_checkpoint::format::mark`).
 #[pyclass(name = "Mark", frozen)]
 pub struct PyMark {
     pub mark: Mark,
@@ -25,7 +24,7 @@ impl PyMark {
     }
 }
 
-/// A directory that belongs to this process for as long as this lives.
+/// A directory that belongs to this process for the lifetime of this object.
 #[pyclass(name = "Claim", frozen)]
 pub struct PyClaim {
     claim: Mutex<Option<Claim>>,
@@ -34,7 +33,8 @@ pub struct PyClaim {
 
 #[pymethods]
 impl PyClaim {
-    /// Takes the directory; whoever renews its record within `silence` seconds has it, and is named in the refusal.
+    /// Claims the directory. If another owner renews its record within `silence` seconds, raises an
+    /// error that names it.
     #[new]
     fn take(py: Python<'_>, directory: PathBuf, silence: f64) -> PyResult<Self> {
         let claim = py.detach(|| {
@@ -46,13 +46,13 @@ impl PyClaim {
         Ok(PyClaim { epoch: claim.epoch(), claim: Mutex::new(Some(claim)) })
     }
 
-    /// Which ownership this is.
+    /// Number of this ownership.
     #[getter]
     fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Lets go: the next one need not wait.
+    /// Releases the directory, so that the next owner need not wait.
     fn release(&self, py: Python<'_>) {
         if let Some(claim) = self.claim.lock().ok().and_then(|mut c| c.take()) {
             py.detach(|| claim.release());
@@ -60,7 +60,7 @@ impl PyClaim {
     }
 }
 
-/// The directory's run id, drawn now if it has none.
+/// Returns the directory's run id, drawn now if it has none.
 #[pyfunction]
 fn run_id(py: Python<'_>, directory: PathBuf) -> PyResult<String> {
     let run = py.detach(|| persist::run_id(&directory));
@@ -70,8 +70,9 @@ fn run_id(py: Python<'_>, directory: PathBuf) -> PyResult<String> {
     Ok(run.to_string())
 }
 
-/// Training goes on after `step` (0: from scratch), which was read from `path`, or from memory: the branch that it is in is recorded, and
-/// published steps are its. `asked`: the user named the step. Returns the number of the branch.
+/// Records the branch that training continues on after `step` (0: from scratch), which was read
+/// from `path`, or from memory; steps published from now on belong to it. `asked`: the user named
+/// the step. Returns the number of the branch.
 #[pyfunction]
 fn begin_branch(
     py: Python<'_>,
@@ -83,13 +84,12 @@ fn begin_branch(
 ) -> PyResult<u64> {
     let mark = &mark.mark;
     let begun = py.detach(|| {
-        let from = match path {
-            _ if step == 0 => From::Scratch,
-            None => From::Memory { step },
-            Some(path) => {
-                let manifest = persist::read_manifest(&path).map_err(std::io::Error::other)?;
-                From::Durable(persist::place_of(&manifest, Some(mark.run)))
-            }
+        let manifest = path.filter(|_| step > 0).map(|path| persist::read_manifest(&path)).transpose();
+        let manifest = manifest.map_err(std::io::Error::other)?;
+        let from = match &manifest {
+            _ if step == 0 => Origin::Scratch,
+            None => Origin::Memory { step },
+            Some(manifest) => Origin::Durable(manifest),
         };
         persist::begin(&directory, from, asked, mark)
     });
@@ -99,8 +99,8 @@ fn begin_branch(
     Ok(begun.map_err(failed)?.branch)
 }
 
-/// The step that the user went back to, from which the branch that ran last began, if an earlier generation of this life of the job did it;
-/// with `restarted`, an earlier life.
+/// Returns the step that the user went back to, at which the branch that ran last began, if an
+/// earlier generation of this life of the job did so; with `restarted`, an earlier life.
 #[pyfunction]
 fn asked_before(py: Python<'_>, directory: PathBuf, mark: &PyMark, restarted: bool) -> PyResult<Option<u64>> {
     let mark = &mark.mark;

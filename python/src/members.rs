@@ -1,8 +1,9 @@
-//! Compares dicts with what they contained: at each step, and with as many entries as a model has parameters.
+//! Compares dicts with what they contained: at each step, and with as many entries as a model has
+//! parameters.
 //!
-//! Entries are compared by identity, because Python leaves no trace of a replacement (`module.weight = other`). A
-//! number or string may also be an equal one. Remembered objects are kept alive, so that no other object gets their
-//! identity.
+//! Entries are compared by identity, because Python leaves no trace of a replacement
+//! (`module.weight = other`). A number or string may also be an equal one. Remembered objects are
+//! kept alive, so that no other object gets their identity.
 
 use pyo3::exceptions::PyKeyError;
 use pyo3::ffi;
@@ -32,8 +33,8 @@ fn same_value(seen: &Bound<'_, PyAny>, known: &Py<PyAny>) -> PyResult<bool> {
 fn same(dict: &Bound<'_, PyDict>, known: &Entries) -> PyResult<bool> {
     let (mut at, mut left) = (0, known.iter());
     let (mut key, mut value) = (std::ptr::null_mut(), std::ptr::null_mut());
-    // Entries are borrowed: counting a reference to one would fetch its memory.
-    // SAFETY: `dict` is a dict by its type, and the module holds the GIL (lib.rs): nothing changes the dict until the
+    // Entries are borrowed: counting a reference to one would fetch its memory. SAFETY: `dict` is a
+    // dict by its type, and the module holds the GIL (lib.rs): nothing changes the dict until the
     // next call, because the comparison below runs no user code.
     while unsafe { ffi::PyDict_Next(dict.as_ptr(), &raw mut at, &raw mut key, &raw mut value) } != 0 {
         let Some((known_key, known_value)) = left.next() else { return Ok(false) };
@@ -68,8 +69,8 @@ pub struct PyMembers {
 
 #[pymethods]
 impl PyMembers {
-    /// Remembers the entries of `dicts` and, in each of `owners`, of the dicts named in `held`. The collections named
-    /// in `empty` must have no entries.
+    /// Remembers the entries of `dicts` and, in each of `owners`, of the dicts named in `held`. The
+    /// collections named in `empty` must have no entries.
     #[new]
     fn new<'py>(
         dicts: Vec<Bound<'py, PyDict>>,

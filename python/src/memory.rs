@@ -1,5 +1,5 @@
-//! Reads the memory of other libraries' objects at each step: if an object keeps its state in place, unchanged bytes
-//! mean an unchanged state.
+//! Reads the memory of other libraries' objects at each step: if an object keeps its state in
+//! place, unchanged bytes mean an unchanged state.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -43,8 +43,9 @@ impl PyWatchedMemory {
         }
         let mut known = seen.words.as_mut_slice();
         for (address, bytes) in &self.blocks {
-            // SAFETY: the Python half keeps the block alive, and it is aligned (`new`). Another thread may draw a number
-            // meanwhile, without the interpreter's lock, as numpy's generators allow: hence atomic reads.
+            // SAFETY: the Python half keeps the block alive, and it is aligned (`new`). Another
+            // thread may draw a number meanwhile, without the interpreter's lock, as numpy's
+            // generators allow: hence atomic reads.
             let words = unsafe { std::slice::from_raw_parts(*address as *const AtomicU32, bytes / WORD) };
             let (of_block, rest) = known.split_at_mut(words.len());
             known = rest;
@@ -66,8 +67,8 @@ fn memory_at(py: Python<'_>, address: usize, bytes: usize) -> Bound<'_, PyBytes>
     if bytes == 0 {
         return PyBytes::new(py, &[]);
     }
-    // SAFETY: the caller in the Python half has created the object that the block belongs to, has a reference to it,
-    // and has given it to no one else.
+    // SAFETY: the caller in the Python half has created the object that the block belongs to, has a
+    // reference to it, and has given it to no one else.
     PyBytes::new(py, unsafe { std::slice::from_raw_parts(address as *const u8, bytes) })
 }
 

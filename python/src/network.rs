@@ -1,5 +1,6 @@
-//! Watches the collectives of a training loop, learns when the network is idle, and says so on the step board. What that
-//! means for checkpoint traffic is the core's (`interleave`) and the agent's to decide.
+//! Watches the collectives of a training loop, learns when the network is idle, and announces it on
+//! the step board. The core (`interleave`) and the agent decide what that means for checkpoint
+//! traffic.
 
 use crate::board::PyBoard;
 use everstep_checkpoint::board::{Board, Network, Word, monotonic as now};
@@ -17,12 +18,12 @@ struct State {
     idle_since: u64,
     began: u64,
     idle: Vec<Duration>,
-    /// The iteration at hand was seen from its beginning.
+    /// The current iteration was observed from its beginning.
     whole: bool,
     open: bool,
 }
 
-/// The collectives of one worker. Its calls come from any thread.
+/// The collectives of one worker. Called from any thread.
 #[pyclass(name = "NetworkWatch", frozen)]
 pub struct PyNetworkWatch {
     board: Arc<Board>,
@@ -46,7 +47,7 @@ impl PyNetworkWatch {
         let network = match state.profiler.profile() {
             _ if state.open => Network::Open,
             None => Network::Learning,
-            // No collective, or none that comes again: they are where nobody sees them.
+            // No collective, or none that repeats: they are not observable here.
             Some(profile) if profile.idle.len() < 2 => Network::Unseen,
             Some(_) => Network::Known,
         };
@@ -56,7 +57,7 @@ impl PyNetworkWatch {
     fn keep(&self, profile: &Iteration) {
         let kept = Kept { world_size: self.world_size, iteration: profile.clone() };
         let temporary = self.path.with_extension("new");
-        // Without it the next worker profiles again.
+        // If this fails, the next worker profiles again.
         let _ = serde_json::to_vec(&kept)
             .map_err(std::io::Error::other)
             .and_then(|json| std::fs::write(&temporary, json))
@@ -66,7 +67,8 @@ impl PyNetworkWatch {
 
 #[pymethods]
 impl PyNetworkWatch {
-    /// `path`: where the profile stays for the next worker in this place, with as many ranks.
+    /// `path`: where the profile is kept for the next worker of this rank, with the same number of
+    /// ranks.
     #[new]
     fn new(board: &PyBoard, path: PathBuf, world_size: u64) -> Self {
         let kept: Option<Kept> = std::fs::read(&path).ok().and_then(|json| serde_json::from_slice(&json).ok());
@@ -86,7 +88,7 @@ impl PyNetworkWatch {
         watch
     }
 
-    /// A collective begins.
+    /// Records that a collective begins.
     fn begin(&self) {
         let mut state = self.state();
         state.under_way += 1;
@@ -97,7 +99,7 @@ impl PyNetworkWatch {
         }
     }
 
-    /// A collective is complete.
+    /// Records that a collective is complete.
     fn end(&self) {
         let mut state = self.state();
         state.under_way = state.under_way.saturating_sub(1);
@@ -108,7 +110,7 @@ impl PyNetworkWatch {
         }
     }
 
-    /// A step is complete.
+    /// Records a completed step.
     fn iteration(&self) {
         let mut state = self.state();
         let at = now();
@@ -130,9 +132,9 @@ impl PyNetworkWatch {
         }
     }
 
-    /// The loop waits for its copies: the network is theirs until the next collective.
+    /// Announces that the loop waits for its copies: the network is idle until the next collective.
     fn rest(&self) {
-        // Once: a span that is announced anew is asked for anew.
+        // Only once: every announcement causes new requests.
         if self.state().under_way == 0 && self.board.get(Word::IdleUntil) != u64::MAX {
             self.board.announce_idle(u64::MAX);
         }

@@ -1,10 +1,11 @@
-//! Compares tensors at each step with what they were: their address, device, type, shape and strides, and whether they are
-//! negated views.
+//! Compares tensors at each step with what they were: their address, device, type, shape and
+//! strides, and whether they are negated views.
 //!
-//! torch reports all but the last, one tensor at a time, through `DLPack`'s exchange interface, a table of C functions with
-//! a stable ABI (dlpack.h, version 1.3; torch 2.10 and later). With nothing in the caches, 144 tensors take 70 µs; their
-//! addresses by calls from Python and the rest by torch's own guards took 150 µs.
+//! torch reports all but the last, one tensor at a time, through `DLPack`'s exchange interface, a
+//! table of C functions with a stable ABI (dlpack.h, version 1.3; torch 2.10 and later). It is asked
+//! only about tensors whose object has changed (see [`crate::torch_object`]).
 
+use crate::torch_object::{Known, Layout, address_of};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyCapsuleMethods};
@@ -16,7 +17,8 @@ use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 
 /// Name of the capsule that holds the table.
 const CAPSULE: &std::ffi::CStr = c"dlpack_exchange_api";
-/// The major version of the table that is known here, and the first minor version with all the fields used.
+/// The major version of the table that is known here, and the first minor version with all the
+/// fields used.
 const VERSION: (u32, u32) = (1, 3);
 
 /// `DLPackExchangeAPI`, up to the last field used.
@@ -73,7 +75,8 @@ struct Place {
     device: Device,
     dtype: DataType,
     dimensions: usize,
-    /// Reading the tensor negates what is in memory (`Tensor.is_neg`), which `DLPack` does not report.
+    /// Reading the tensor negates what is in memory (`Tensor.is_neg`), which `DLPack` does not
+    /// report.
     negated: bool,
 }
 
@@ -88,29 +91,28 @@ impl Place {
 /// Shape and strides.
 ///
 /// # Safety
-/// torch has described the tensor, the tensor is alive, and no other code of torch or Python has run since then or runs
-/// while the slices are used.
+/// torch has described the tensor, the tensor is alive, and no other code of torch or Python has
+/// run since then or runs while the slices are used.
 unsafe fn sides(seen: &Described) -> [&[i64]; 2] {
     let n = usize::try_from(seen.dimensions).unwrap_or(0);
     [seen.shape, seen.strides].map(|at| {
         if n == 0 || at.is_null() {
             return &[][..];
         }
-        // SAFETY: the arrays have as many numbers as the tensor has dimensions (dlpack.h) and belong to the tensor, which is
-        // as it was described (the caller's promise).
+        // SAFETY: the arrays have as many numbers as the tensor has dimensions (dlpack.h) and
+        // belong to the tensor, which is as it was described (the caller's promise).
         unsafe { std::slice::from_raw_parts(at, n) }
     })
 }
 
-/// Cache lines of a tensor's Python object and of torch's objects behind it, as they were at first, to be prefetched.
-/// Nothing is read through these addresses.
+/// Cache lines of a tensor's Python object and of torch's objects behind it, as they were at first,
+/// to be prefetched. Nothing is read through these addresses.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "elsewhere nothing is fetched ahead"))]
 struct Lines([usize; 5]);
 
 impl Lines {
     fn of(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let behind: usize = tensor.getattr("_cdata")?.extract()?;
-        let storage: usize = tensor.call_method0("untyped_storage")?.getattr("_cdata")?.extract()?;
+        let (behind, storage) = (address_of(tensor)?, address_of(&tensor.call_method0("untyped_storage")?)?);
         Ok(Lines([tensor.as_ptr() as usize, behind, behind + 64, behind + 128, storage]))
     }
 
@@ -131,23 +133,33 @@ const AHEAD: usize = 8;
 pub struct PyPlaces {
     from_object: FromObject,
     is_neg: Py<PyAny>,
-    tensors: Vec<(Py<PyAny>, Place)>,
-    /// Shape and strides of each tensor, one after the other.
-    sides: Vec<i64>,
+    /// How to compare torch's objects, where this torch keeps them as expected.
+    objects: Option<&'static Layout>,
+    tensors: Vec<Seen>,
     lines: Vec<Lines>,
+}
+
+/// A tensor as it was.
+struct Seen {
+    tensor: Py<PyAny>,
+    place: Place,
+    /// Shape and strides.
+    sides: [Vec<i64>; 2],
+    object: Option<Known>,
 }
 
 #[pymethods]
 impl PyPlaces {
-    /// Describes these tensors. Raises `RuntimeError` or `AttributeError` when this torch has no such table, and
-    /// whatever torch raises for a tensor that it cannot describe.
+    /// Describes these tensors. Raises `RuntimeError` or `AttributeError` when this torch has no
+    /// such table, and whatever torch raises for a tensor that it cannot describe.
     #[new]
     fn new(py: Python<'_>, tensors: Vec<Bound<'_, PyAny>>) -> PyResult<Self> {
         let kind = py.import("torch")?.getattr("Tensor")?;
         let capsule = kind.getattr("__dlpack_c_exchange_api__")?.cast_into::<PyCapsule>()?;
         let table = capsule.pointer_checked(Some(CAPSULE))?.cast::<Table>();
-        // SAFETY: a capsule of this name holds such a table, which lives as long as the process (dlpack.h); the fields up to
-        // the version are the same in all versions, and the others are read only once the version is known.
+        // SAFETY: a capsule of this name holds such a table, which lives as long as the process
+        // (dlpack.h); the fields up to the version are the same in all versions, and the others are
+        // read only once the version is known.
         let (major, minor) = unsafe { ((*table.as_ptr()).major, (*table.as_ptr()).minor) };
         let known = major == VERSION.0 && minor >= VERSION.1;
         // SAFETY: as above, and the version has this field.
@@ -157,8 +169,8 @@ impl PyPlaces {
         let mut places = PyPlaces {
             from_object,
             is_neg: is_neg.clone().unbind(),
+            objects: Layout::of(&kind)?,
             tensors: Vec::new(),
-            sides: Vec::new(),
             lines: Vec::new(),
         };
         for tensor in tensors {
@@ -166,46 +178,54 @@ impl PyPlaces {
                 return Err(PyTypeError::new_err("no tensor"));
             }
             let negated = is_neg.call1((&tensor,))?.is_truthy()?;
-            // SAFETY: the function is from torch's table, and the object is an instance of torch's tensors.
+            // SAFETY: the function is from torch's table, and the object is an instance of torch's
+            // tensors.
             let seen = unsafe { described(from_object, &tensor)? };
             // SAFETY: just described; the GIL is held.
-            places.sides.extend(unsafe { sides(&seen) }.concat());
+            let sides = unsafe { sides(&seen) }.map(<[i64]>::to_vec);
+            let place = Place::of(&seen, negated);
+            let object = places.objects.map(|o| o.known(&tensor, place.dimensions)).transpose()?.flatten();
             places.lines.extend(Lines::of(&tensor));
-            places.tensors.push((tensor.unbind(), Place::of(&seen, negated)));
+            places.tensors.push(Seen { tensor: tensor.unbind(), place, sides, object });
         }
         Ok(places)
     }
 
-    /// Reports whether all tensors are where they were, with the same type, shape and strides, and negated or not as before.
+    /// Reports whether all tensors are where they were, with the same type, shape and strides, and
+    /// negated or not as before.
     fn same(&self, py: Python<'_>) -> PyResult<bool> {
-        let (mut rest, is_neg) = (&self.sides[..], self.is_neg.bind(py));
         self.lines.iter().take(AHEAD).for_each(Lines::fetch);
-        for (i, (tensor, place)) in self.tensors.iter().enumerate() {
+        for (i, known) in self.tensors.iter().enumerate() {
             if let Some(lines) = self.lines.get(i + AHEAD) {
                 lines.fetch();
             }
-            let tensor = tensor.bind(py);
-            let negated = is_neg.call1((tensor,))?.is_truthy()?;
-            // SAFETY: the function is from torch's table, and the object is an instance of torch's tensors (see `new`).
-            let seen = unsafe { described(self.from_object, tensor)? };
-            if Place::of(&seen, negated) != *place {
-                return Ok(false);
+            let tensor = known.tensor.bind(py);
+            // SAFETY: an instance of torch's tensors (see `new`); the GIL is held.
+            let unchanged = |(layout, object): (&Layout, &Known)| unsafe { layout.unchanged(tensor, object) };
+            if self.objects.zip(known.object.as_ref()).is_some_and(unchanged) {
+                continue;
             }
+            let negated = self.is_neg.bind(py).call1((tensor,))?.is_truthy()?;
+            // SAFETY: the function is from torch's table, and the object is an instance of torch's
+            // tensors (see `new`).
+            let seen = unsafe { described(self.from_object, tensor)? };
             // SAFETY: just described; the GIL is held until the comparison is done.
-            for side in unsafe { sides(&seen) } {
-                let Some((known, behind)) = rest.split_at_checked(side.len()) else { return Ok(false) };
-                if side != known {
-                    return Ok(false);
-                }
-                rest = behind;
+            if Place::of(&seen, negated) != known.place || unsafe { sides(&seen) } != known.sides {
+                return Ok(false);
             }
         }
         Ok(true)
     }
 
+    /// Whether most tensors are compared without asking torch.
+    #[getter]
+    fn reads_objects(&self) -> bool {
+        self.objects.is_some()
+    }
+
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.is_neg)?;
-        self.tensors.iter().try_for_each(|(tensor, _)| visit.call(tensor))
+        self.tensors.iter().try_for_each(|seen| visit.call(&seen.tensor))
     }
 }
 

@@ -1,8 +1,9 @@
 //! Plain values as typed msgpack: numbers, strings, bytes, and lists, tuples and dicts of them.
 //!
-//! Byte for byte what `everstep/encoding.py` writes for them. That describes the format and encodes everything; this module
-//! takes from it the part that each step's snapshot consists of (schedulers, groups of parameters, random generators), where
-//! Python's own encoder costs more than copying a small model.
+//! Byte for byte what `everstep/encoding.py` writes for them. That describes the format and encodes
+//! everything; this module takes from it the part that each step's snapshot consists of
+//! (schedulers, groups of parameters, random generators), where Python's own encoder costs more
+//! than copying a small model.
 
 use std::collections::HashSet;
 
@@ -22,7 +23,8 @@ const NESTING_MAX: usize = 32;
 
 struct Encoder {
     bytes: Vec<u8>,
-    /// Lists and dicts by identity. One that occurs twice is written by its number, which Python does.
+    /// Lists and dicts by identity. One that occurs twice is written by its number, which Python
+    /// does.
     seen: HashSet<*mut pyo3::ffi::PyObject>,
     depth: usize,
 }
@@ -133,7 +135,7 @@ impl Encoder {
     }
 }
 
-/// The blob of a plain value; `None` for any other, which `encoding.encode` knows.
+/// Returns the blob of a plain value; `None` for any other, which `encoding.encode` handles.
 #[pyfunction]
 fn encode_plain<'py>(value: &Bound<'py, PyAny>) -> Option<Bound<'py, PyBytes>> {
     let mut encoder = Encoder { bytes: vec![MARK], seen: HashSet::new(), depth: 0 };
@@ -141,8 +143,8 @@ fn encode_plain<'py>(value: &Bound<'py, PyAny>) -> Option<Bound<'py, PyBytes>> {
     Some(PyBytes::new(value.py(), &encoder.bytes))
 }
 
-/// The blob of an optimizer's groups with the names of their parameters, which are encoded already, in place of the parameters;
-/// `None` if it is not plain.
+/// Returns the blob of an optimizer's groups, with the names of their parameters, which are encoded
+/// already, in place of the parameters; `None` if it is not plain.
 #[pyfunction]
 fn encode_groups<'py>(groups: &Bound<'py, PyAny>, names: Vec<PyBackedBytes>) -> Option<Bound<'py, PyBytes>> {
     let mut encoder = Encoder { bytes: vec![MARK], seen: HashSet::new(), depth: 2 };

@@ -6,17 +6,67 @@ use everstep_checkpoint::reshard::part::Part;
 use everstep_checkpoint::reshard::together::{Member, Window};
 use everstep_checkpoint::reshard::whole::{self, Wanted, Whole, WholeError};
 use pyo3::prelude::*;
+use std::ops::Range;
 use std::path::PathBuf;
 
-/// (name, dtype, shape of the whole, bytes of an element, in parts, number of ranks that hold some of it, the first
-/// of them)
-type Described = (String, String, Vec<u64>, u64, bool, usize, u32);
-/// (name, offsets or first element, sizes or number of elements, is a range of the flattened tensor, address, bytes that there is
-/// room for)
-type Asked = (String, Vec<u64>, Vec<u64>, bool, usize, u64);
+/// A tensor of a checkpoint as a whole.
+#[pyclass(name = "WholeTensor", frozen, get_all)]
+pub struct PyWholeTensor {
+    name: String,
+    dtype: String,
+    shape: Vec<u64>,
+    /// Bytes of an element.
+    element: u64,
+    /// The shards contain parts of it.
+    in_parts: bool,
+    /// Number of ranks that have some of it.
+    holders: usize,
+    /// The first of those ranks.
+    first: u32,
+}
 
-/// (shard, first chunk, one after the last)
-type Span = (u32, usize, usize);
+/// A part of a tensor of a checkpoint, and the contiguous memory that it is copied to.
+#[pyclass(name = "WantedPart", frozen, get_all, from_py_object)]
+#[derive(Clone)]
+pub struct PyWantedPart {
+    name: String,
+    /// Of a block its offsets, of a range its first element.
+    offsets: Vec<u64>,
+    /// Of a block its sizes, of a range its number of elements.
+    sizes: Vec<u64>,
+    /// It is a range of the flattened tensor.
+    flat: bool,
+    address: usize,
+    /// Bytes of that memory.
+    room: u64,
+}
+
+#[pymethods]
+impl PyWantedPart {
+    #[new]
+    #[pyo3(signature = (name, offsets, sizes, flat=false, address=0, room=0))]
+    fn new(name: String, offsets: Vec<u64>, sizes: Vec<u64>, flat: bool, address: usize, room: u64) -> Self {
+        PyWantedPart { name, offsets, sizes, flat, address, room }
+    }
+}
+
+/// Consecutive chunks of a shard.
+#[pyclass(name = "ChunkSpan", frozen, get_all, from_py_object)]
+#[derive(Clone, Copy)]
+pub struct PyChunkSpan {
+    shard: u32,
+    first: usize,
+    /// One after the last.
+    end: usize,
+}
+
+#[pymethods]
+impl PyChunkSpan {
+    #[new]
+    fn new(shard: u32, first: usize, end: usize) -> Self {
+        PyChunkSpan { shard, first, end }
+    }
+}
 
 /// All shards of a checkpoint.
 #[pyclass(name = "WholeCheckpoint", frozen)]
@@ -30,18 +80,18 @@ fn part_of(offsets: Vec<u64>, sizes: Vec<u64>, flat: bool) -> Part {
     Part::Block { offsets: offsets.into(), sizes: sizes.into() }
 }
 
-fn wanted(asked: Vec<Asked>) -> Vec<Wanted> {
-    let one = |(name, offsets, sizes, flat, address, bytes)| {
+fn wanted(parts: Vec<PyWantedPart>) -> Vec<Wanted> {
+    let one = |PyWantedPart { name, offsets, sizes, flat, address, room }| {
         let part = part_of(offsets, sizes, flat);
-        Wanted { name, part, address, bytes }
+        Wanted { name, part, address, bytes: room }
     };
-    asked.into_iter().map(one).collect()
+    parts.into_iter().map(one).collect()
 }
 
 fn error(e: WholeError) -> PyErr {
     match e {
         WholeError::Shard(e) => restore(e),
-        // Somewhere on this node it is not what was written.
+        // Some rank of this node found bytes that are not those that were written.
         WholeError::Together(what) => damaged(what),
         e @ (WholeError::Part(..) | WholeError::Room { .. }) => damaged(e.to_string()),
         e => checkpoint(e),
@@ -62,12 +112,18 @@ impl PyWholeCheckpoint {
         self.0.shards().len()
     }
 
-    /// Its tensors as a whole: (name, dtype, shape, bytes of an element, it was in parts, number of ranks that hold some of it, the first
-    /// of them).
-    fn tensors(&self) -> Vec<Described> {
-        let all = self.0.tensors().iter();
-        all.map(|(name, t)| (name.clone(), t.dtype.clone(), t.shape.clone(), t.element, t.in_parts, t.holders, t.first))
-            .collect()
+    /// Its tensors as a whole.
+    fn tensors(&self) -> Vec<PyWholeTensor> {
+        let tensor = |(name, t): (&String, &whole::WholeTensor)| PyWholeTensor {
+            name: name.clone(),
+            dtype: t.dtype.clone(),
+            shape: t.shape.clone(),
+            element: t.element,
+            in_parts: t.in_parts,
+            holders: t.holders,
+            first: t.first,
+        };
+        self.0.tensors().iter().map(tensor).collect()
     }
 
     /// Names of the tensors of one rank's shard.
@@ -82,43 +138,44 @@ impl PyWholeCheckpoint {
         bytes_of(py, shard, name)
     }
 
-    /// What reading these parts would read: (number of runs, bytes).
-    fn plan(&self, asked: Vec<Asked>) -> PyResult<(usize, u64)> {
-        let plan = self.0.plan(&wanted(asked)).map_err(error)?;
+    /// Returns what reading these parts would read: (number of runs, bytes).
+    fn plan(&self, parts: Vec<PyWantedPart>) -> PyResult<(usize, u64)> {
+        let plan = self.0.plan(&wanted(parts)).map_err(error)?;
         let runs = plan.values().flatten();
         Ok((runs.clone().count(), runs.map(|t| t.bytes).sum()))
     }
 
-    /// Chunks that have some of these parts: (shard, first, one after the last).
-    fn chunks(&self, asked: Vec<Asked>) -> PyResult<Vec<Span>> {
-        let found = self.0.chunks_of(&wanted(asked)).map_err(error)?;
-        Ok(found.into_iter().map(|(shard, range)| (shard, range.start, range.end)).collect())
+    /// Returns the chunks that contain some of these parts.
+    fn chunks(&self, parts: Vec<PyWantedPart>) -> PyResult<Vec<PyChunkSpan>> {
+        let found = self.0.chunks_of(&wanted(parts)).map_err(error)?;
+        let span = |(shard, range): (u32, Range<usize>)| PyChunkSpan { shard, first: range.start, end: range.end };
+        Ok(found.into_iter().map(span).collect())
     }
 
-    /// As `read`, together with the other ranks of this node: (process, its `chunks`) each, and which of them this one is. Returns
-    /// the bytes that it has read for all.
+    /// Does what `read` does, together with the other ranks of this node: `members` are the
+    /// processes and their `chunks`, `me` is the index of this one. Returns the number of bytes
+    /// that this process has read for all.
     fn read_together(
         &self,
         py: Python<'_>,
-        asked: Vec<Asked>,
-        members: Vec<(i32, Vec<Span>)>,
+        parts: Vec<PyWantedPart>,
+        members: Vec<(i32, Vec<PyChunkSpan>)>,
         me: usize,
         window: PathBuf,
     ) -> PyResult<u64> {
-        let member = |(pid, wants): (i32, Vec<Span>)| Member {
+        let member = |(pid, wants): (i32, Vec<PyChunkSpan>)| Member {
             pid,
-            wants: wants.into_iter().map(|(shard, first, end)| (shard, first..end)).collect(),
+            wants: wants.into_iter().map(|s| (s.shard, s.first..s.end)).collect(),
         };
-        let (wanted, members): (_, Vec<Member>) = (wanted(asked), members.into_iter().map(member).collect());
+        let (wanted, members): (_, Vec<Member>) = (wanted(parts), members.into_iter().map(member).collect());
         let window = Window::open(&window).map_err(|e| error(WholeError::Window(e)))?;
         // SAFETY: the Python half passes live, contiguous memory of exactly these sizes.
         py.detach(|| unsafe { self.0.read_together(&wanted, &members, me, &window) }).map_err(error)
     }
 
-    /// Copies parts of tensors to contiguous memory: (name, offsets, sizes, flat, address, room) each, every byte verified; with
-    /// about `room` bytes of memory beside.
-    fn read(&self, py: Python<'_>, asked: Vec<Asked>, threads: usize, room: u64) -> PyResult<()> {
-        let wanted = wanted(asked);
+    /// Copies parts of tensors, every byte verified, with about `room` bytes of additional memory.
+    fn read(&self, py: Python<'_>, parts: Vec<PyWantedPart>, threads: usize, room: u64) -> PyResult<()> {
+        let wanted = wanted(parts);
         // SAFETY: the Python half passes live, contiguous memory of exactly these sizes.
         py.detach(|| unsafe { self.0.read(&wanted, threads, room) }).map_err(error)
     }
@@ -131,15 +188,19 @@ fn open_shards(py: Python<'_>, checkpoint_directory: PathBuf) -> PyResult<Vec<Py
     Ok(shards.into_iter().map(PyShard::from).collect())
 }
 
-/// Bytes of memory that ranks of one node need to read together, for so much data at a time.
+/// Returns the bytes of memory that the ranks of a node need to read together, for `data` bytes at
+/// a time.
 #[pyfunction]
 fn window_bytes(data: u64) -> u64 {
     Window::bytes(data)
 }
 
-/// Adds the class to the module.
+/// Adds the classes and functions to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(window_bytes, m)?)?;
     m.add_function(wrap_pyfunction!(open_shards, m)?)?;
+    m.add_class::<PyWholeTensor>()?;
+    m.add_class::<PyWantedPart>()?;
+    m.add_class::<PyChunkSpan>()?;
     m.add_class::<PyWholeCheckpoint>()
 }

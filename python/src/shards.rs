@@ -1,8 +1,8 @@
-//! Shards as Python sees them, in slots and in files. Tensors come as (address, bytes); the Python
-//! half keeps them alive.
+//! Shards in slots and in files, for Python. Tensors are passed as addresses and lengths; the
+//! Python half keeps them alive.
 
 use crate::error::{checkpoint, damaged, restore};
-use crate::layout::Entry;
+use crate::layout::PyEntry;
 use crate::mark::PyMark;
 use everstep_checkpoint::arena::{Slot, slot_bytes};
 use everstep_checkpoint::format::mark::Mark;
@@ -19,8 +19,80 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// (name, shape as stored, bytes of an element, offsets, sizes, address, bytes that there is room for)
-type Block = (String, Vec<u64>, u64, Vec<u64>, Vec<u64>, usize, u64);
+/// Memory that a tensor of a shard is copied to.
+#[pyclass(name = "Target", frozen, get_all, from_py_object)]
+#[derive(Clone)]
+pub struct PyTarget {
+    name: String,
+    address: usize,
+    bytes: usize,
+}
+
+#[pymethods]
+impl PyTarget {
+    #[new]
+    fn new(name: String, address: usize, bytes: usize) -> Self {
+        PyTarget { name, address, bytes }
+    }
+}
+
+/// A block of a tensor of a shard, and the contiguous memory that it is copied to.
+#[pyclass(name = "Block", frozen, get_all, from_py_object)]
+#[derive(Clone)]
+pub struct PyBlock {
+    name: String,
+    /// Shape of the tensor in the shard.
+    shape: Vec<u64>,
+    /// Bytes of an element.
+    element: u64,
+    offsets: Vec<u64>,
+    sizes: Vec<u64>,
+    address: usize,
+    /// Bytes of that memory.
+    room: u64,
+}
+
+#[pymethods]
+impl PyBlock {
+    #[new]
+    fn new(
+        name: String,
+        shape: Vec<u64>,
+        element: u64,
+        offsets: Vec<u64>,
+        sizes: Vec<u64>,
+        address: usize,
+        room: u64,
+    ) -> Self {
+        PyBlock { name, shape, element, offsets, sizes, address, room }
+    }
+}
+
+/// Which durable checkpoints stay.
+#[pyclass(name = "Retention", frozen, get_all)]
+pub struct PyRetention {
+    /// Number of the newest ones.
+    pub last: usize,
+    /// Seconds: the first one of each such span stays; 0 for none.
+    pub every: u64,
+    /// Those of the ends of epochs.
+    pub epochs: bool,
+}
+
+#[pymethods]
+impl PyRetention {
+    #[new]
+    fn new(last: usize, every: u64, epochs: bool) -> Self {
+        PyRetention { last, every, epochs }
+    }
+}
+
+impl PyRetention {
+    fn policy(&self) -> Policy {
+        let every = (self.every > 0).then(|| Duration::from_secs(self.every));
+        Policy { last: self.last, every, epochs: self.epochs, abandoned: false }
+    }
+}
 
 /// A shard; every chunk is verified when it is read.
 #[pyclass(name = "Shard", frozen)]
@@ -35,12 +107,13 @@ impl From<Shard> for PyShard {
 }
 
 impl PyShard {
-    /// Of a sealed slot that nobody writes while this process reads it: its own.
+    /// Opens a sealed slot of this process itself, which is not written while the process reads it.
     pub fn of_own(slot: Arc<Slot>) -> PyResult<Self> {
-        // SAFETY: this worker writes to its slots only when it captures, and the Python half is done with a shard before that. The
-        // agent writes to them only to bring a shard that a worker waits for, into a slot that has no pin, and to repair damage
-        // while this worker waits for that. Before the agent named the step, it pinned the slot; the pin is released when all
-        // nodes hold a later step, which this worker has captured by then.
+        // SAFETY: this worker writes to its slots only when it captures, and the Python half has
+        // finished with a shard before that. The agent writes to them only to bring a shard that a
+        // worker waits for, into a slot that has no pin, and to repair damage while this worker
+        // waits for that. Before the agent named the step, it pinned the slot; the pin is released
+        // when all nodes hold a later step, which this worker has captured by then.
         Ok(unsafe { Shard::from_still_slot(slot) }.map_err(checkpoint)?.0.into())
     }
 }
@@ -54,37 +127,32 @@ impl PyShard {
     }
 
     /// Names, dtypes, shapes and lengths, in the order of the bytes.
-    fn entries(&self) -> Vec<Entry> {
-        let tensors = self.shard.index().tensors();
-        tensors.iter().map(|t| (t.name.clone(), t.dtype.clone(), t.shape.clone(), t.bytes)).collect()
+    fn entries(&self) -> Vec<PyEntry> {
+        self.shard.index().tensors().iter().map(PyEntry::from).collect()
     }
 
-    /// Where its tensors belong, as its header says: the numbers of `everstep.placed.Parts`.
+    /// Where its tensors belong according to its header: the numbers of
+    /// `everstep.shard_layout.Parts`.
     fn places(&self) -> Option<Vec<u64>> {
         self.shard.places().map(|p| p.words().to_vec())
     }
 
-    /// Copies tensors to (name, address, bytes) in one pass over the whole shard, interpreter released. With
-    /// `verify=False` the bytes are taken as they are.
+    /// Copies tensors in one pass over the whole shard, interpreter released. With `verify=False`
+    /// the bytes are taken as they are.
     #[pyo3(signature = (targets, threads=2, verify=true))]
-    fn copy_to(
-        &self,
-        py: Python<'_>,
-        targets: Vec<(String, usize, usize)>,
-        threads: usize,
-        verify: bool,
-    ) -> PyResult<()> {
-        let targets = self.shard.targets(&targets).map_err(damaged)?;
+    fn copy_to(&self, py: Python<'_>, targets: Vec<PyTarget>, threads: usize, verify: bool) -> PyResult<()> {
+        let targets: Vec<_> = targets.into_iter().map(|t| (t.name, t.address, t.bytes)).collect();
+        let targets = self.shard.targets(&targets).map_err(|e| damaged(e.to_string()))?;
         // SAFETY: the Python half passes live, contiguous tensors of exactly these lengths.
         py.detach(|| unsafe { self.shard.load(&targets, threads, verify) }).map_err(restore)
     }
 
-    /// Copies blocks of tensors to contiguous memory, interpreter released: (name, shape as stored, bytes of an element,
-    /// offsets, sizes, address, room) each. Only chunks that hold some of them are read, and verified.
-    fn read_blocks(&self, py: Python<'_>, blocks: Vec<Block>, threads: usize) -> PyResult<()> {
+    /// Copies blocks of tensors, interpreter released. Only chunks that contain some of them are
+    /// read, and verified.
+    fn read_blocks(&self, py: Python<'_>, blocks: Vec<PyBlock>, threads: usize) -> PyResult<()> {
         let places = self.shard.index().offsets();
         let (mut targets, mut largest) = (Vec::new(), 0);
-        for (name, shape, element, offsets, sizes, address, room) in blocks {
+        for PyBlock { name, shape, element, offsets, sizes, address, room } in blocks {
             let (at, tensor) = places
                 .get(name.as_str())
                 .ok_or_else(|| checkpoint(format!("{name} is not in {}", self.shard.path())))?;
@@ -160,15 +228,15 @@ fn open_shard(py: Python<'_>, checkpoint_directory: PathBuf, rank: u32) -> PyRes
     Ok(shard.into())
 }
 
-/// Names of the objects whose state is in a published checkpoint; none where it does not say.
+/// Names of the objects whose state is in a published checkpoint; none if it does not name any.
 #[pyfunction]
 fn objects_in(py: Python<'_>, checkpoint_directory: PathBuf) -> PyResult<BTreeSet<String>> {
     let manifest = py.detach(|| persist::read_manifest(&checkpoint_directory)).map_err(checkpoint)?;
     Ok(manifest.objects())
 }
 
-/// Makes a checkpoint visible (without an agent); shards as JSON from `write_shard`; kept are
-/// so many of the newest, the first of every so many seconds (0: none), and those of epochs.
+/// Publishes a checkpoint without an agent and deletes those that `keep` does not name. `shards`
+/// are JSON from `write_shard`. Returns the directory of the checkpoint.
 #[pyfunction]
 fn publish(
     py: Python<'_>,
@@ -176,19 +244,20 @@ fn publish(
     mark: &PyMark,
     step: u64,
     shards: Vec<String>,
-    keep: (usize, u64, bool),
+    keep: &PyRetention,
     exactly: bool,
 ) -> PyResult<String> {
     let shards = shards.iter().map(|s| serde_json::from_str(s)).collect::<Result<Vec<_>, _>>().map_err(checkpoint)?;
-    let mark = &mark.mark;
+    let (mark, policy) = (&mark.mark, keep.policy());
     let done = py.detach(|| {
         let to = persist::publish(&directory, mark, step, &shards, to(exactly))?;
-        pruned(&directory, mark, keep).map(|()| to.display().to_string())
+        pruned(&directory, mark, policy).map(|()| to.display().to_string())
     });
     done.map_err(|e| unpublished(&directory, &e))
 }
 
-/// As `publish`, of what all ranks have noted with `note_shard`; also says why older ones could not be deleted.
+/// Publishes the shards that all ranks have recorded with `note_shard`. Also returns why older
+/// checkpoints could not be deleted, if they could not.
 #[pyfunction]
 fn publish_noted(
     py: Python<'_>,
@@ -196,20 +265,19 @@ fn publish_noted(
     mark: &PyMark,
     step: u64,
     world_size: u32,
-    keep: (usize, u64, bool),
+    keep: &PyRetention,
 ) -> PyResult<(String, Option<String>)> {
-    let mark = &mark.mark;
+    let (mark, policy) = (&mark.mark, keep.policy());
     let done = py.detach(|| {
         let to = persist::publish_noted(&directory, mark, step, world_size, persist::Target::Branch)?;
         // What is published is durable, whatever becomes of older ones.
-        Ok((to.display().to_string(), pruned(&directory, mark, keep).err().map(|e| e.to_string())))
+        Ok((to.display().to_string(), pruned(&directory, mark, policy).err().map(|e| e.to_string())))
     });
     done.map_err(|e| unpublished(&directory, &e))
 }
 
-fn pruned(directory: &Path, mark: &Mark, (last, every, epochs): (usize, u64, bool)) -> std::io::Result<()> {
-    let every = (every > 0).then(|| Duration::from_secs(every));
-    persist::prune(directory, Policy { last, every, epochs, abandoned: false }, mark).map(drop)
+fn pruned(directory: &Path, mark: &Mark, policy: Policy) -> std::io::Result<()> {
+    persist::prune(directory, policy, mark).map(drop)
 }
 
 fn to(exactly: bool) -> persist::Target {
@@ -220,14 +288,14 @@ fn unpublished(directory: &Path, e: &std::io::Error) -> PyErr {
     checkpoint(format!("cannot publish the checkpoint in {}: {e}; earlier checkpoints are kept", directory.display()))
 }
 
-/// Raises unless checkpoints can be kept there (of directories it says nothing).
+/// Raises if checkpoints cannot be stored at a URL; does not check directories.
 #[pyfunction]
 fn reach(py: Python<'_>, directory: PathBuf) -> PyResult<()> {
     py.detach(|| persist::reach(&directory))
         .map_err(|e| checkpoint(format!("cannot keep checkpoints in {}: {e}", directory.display())))
 }
 
-/// Writes down a shard, as JSON from `write_shard`, for whoever publishes.
+/// Records a shard, as JSON from `write_shard`, for the rank that publishes.
 #[pyfunction]
 fn note_shard(py: Python<'_>, directory: PathBuf, mark: &PyMark, step: u64, shard: &str) -> PyResult<()> {
     let mark = &mark.mark;
@@ -236,19 +304,20 @@ fn note_shard(py: Python<'_>, directory: PathBuf, mark: &PyMark, step: u64, shar
     done.map_err(|e| checkpoint(format!("cannot write to {}: {e}; earlier checkpoints are kept", directory.display())))
 }
 
-/// A small file beside the checkpoints; `None` when there is none.
+/// Reads a small file beside the checkpoints; `None` if it does not exist.
 #[pyfunction]
 fn recall(py: Python<'_>, directory: PathBuf, name: &str) -> PyResult<Option<Vec<u8>>> {
     let found = py.detach(|| persist::recall(&directory, name));
     found.map_err(|e| checkpoint(format!("cannot read {name} in {}: {e}", directory.display())))
 }
 
-/// Writes it; where that takes a while, only `wait` waits, and hears of errors.
+/// Writes a small file beside the checkpoints. In an object store, this waits and raises errors
+/// only with `wait`.
 #[pyfunction]
 fn remember(py: Python<'_>, directory: PathBuf, name: String, bytes: Vec<u8>, wait: bool) -> PyResult<()> {
     if is_url(&directory) && !wait {
         let write = move || drop(persist::remember(&directory, &name, bytes));
-        // Without a thread it is left for the next time.
+        // If no thread can be started, the next call writes the file.
         let _ = std::thread::Builder::new().name("everstep-remember".into()).spawn(write);
         return Ok(());
     }
@@ -256,8 +325,11 @@ fn remember(py: Python<'_>, directory: PathBuf, name: String, bytes: Vec<u8>, wa
     done.map_err(|e| checkpoint(format!("cannot write {name} in {}: {e}", directory.display())))
 }
 
-/// Adds class and functions to the module.
+/// Adds the classes and functions to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<PyTarget>()?;
+    m.add_class::<PyBlock>()?;
+    m.add_class::<PyRetention>()?;
     m.add_class::<PyShard>()?;
     m.add_function(wrap_pyfunction!(reserve_slot, m)?)?;
     m.add_function(wrap_pyfunction!(bytes_per_slot, m)?)?;

@@ -1,12 +1,13 @@
 //! Requests to the agent over its unix socket: one frame out, one frame back, interpreter released.
 
 use crate::error::AgentError;
+use crate::shards::PyRetention;
 use everstep_core::id::{Generation, Rank, RunId, Step};
-use everstep_core::message::{Offer, Offers, Redundancy, Tier};
+use everstep_core::message::{Offer, Offers, Redundancy, SnapshotInterval, Tier, Unreadable};
 use everstep_wire::frame;
 use everstep_wire::private;
 use everstep_wire::raw::{from_text, to_text};
-use everstep_wire::worker::{Reply, Request};
+use everstep_wire::worker::{Ask, Persist, Reply, Request, WorkerId};
 use pyo3::prelude::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::ffi::OsString;
@@ -15,19 +16,21 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often a request that waits runs Python's signal handlers.
+/// Interval at which a waiting request runs Python's signal handlers.
 const SIGNALS: Duration = Duration::from_millis(100);
+/// Longest wait for the slots of a new worker: what is being fetched for its predecessor stops
+/// within a moment, but memory that is being populated does not.
+const SLOTS_TIMEOUT_S: f64 = 30.0;
 
 /// The agent of this node.
 #[pyclass(name = "Agent", frozen)]
 pub struct PyAgent {
     path: PathBuf,
-    /// Connections on which no answer is awaited. A request that waits has one of its own: meanwhile, another thread or a
-    /// signal handler may ask something, too.
+    /// Connections without a request in progress. A request that waits has a connection of its own,
+    /// because another thread or a signal handler may send a request meanwhile.
     idle: Mutex<Vec<UnixStream>>,
-    generation: Generation,
-    local_rank: u32,
-    rank: Rank,
+    /// The process that asks.
+    worker: WorkerId,
 }
 
 /// Waits up to `time` for an answer to arrive.
@@ -49,8 +52,34 @@ fn run_id(text: &str) -> PyResult<RunId> {
     text.parse().map_err(AgentError::new_err::<String>)
 }
 
-/// A decision as Python sees it: step, tier, slot.
-type Chosen = (u64, &'static str, Option<OsString>);
+/// A step that this rank can restore.
+#[pyclass(name = "Offer", frozen, get_all, from_py_object)]
+#[derive(Clone, Copy)]
+pub struct PyOffer {
+    step: u64,
+    /// From memory; else from durable storage.
+    in_memory: bool,
+    /// Generation that captured it.
+    generation: u64,
+}
+
+#[pymethods]
+impl PyOffer {
+    #[new]
+    fn new(step: u64, in_memory: bool, generation: u64) -> Self {
+        PyOffer { step, in_memory, generation }
+    }
+}
+
+/// The step that all ranks restore.
+#[pyclass(name = "Choice", frozen, get_all)]
+pub struct PyChoice {
+    step: u64,
+    /// Where this rank restores it from.
+    tier: &'static str,
+    /// Slot that the agent has fetched it into, if it has.
+    path: Option<OsString>,
+}
 
 fn tier_name(tier: Tier) -> &'static str {
     match tier {
@@ -66,9 +95,10 @@ impl PyAgent {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a request and waits for its answer, for at most `timeout` seconds. Python's signal handlers run meanwhile; an
-    /// exception of theirs ends the wait, as that of Ctrl-C does.
-    fn ask(&self, py: Python<'_>, request: &Request, timeout: Option<f64>) -> PyResult<Reply> {
+    /// Sends a request and waits for its answer, for at most `timeout` seconds. Python's signal
+    /// handlers run meanwhile; if one raises an exception (Ctrl-C), the wait ends with it.
+    fn ask(&self, py: Python<'_>, ask: Ask, timeout: Option<f64>) -> PyResult<Reply> {
+        let request = &Request { from: self.worker, ask };
         let silent = |e: std::io::Error| AgentError::new_err(format!("the agent of this node does not answer: {e}"));
         let idle = self.idle().pop();
         let mut stream = idle.map_or_else(|| connect(&self.path), Ok)?;
@@ -85,7 +115,7 @@ impl PyAgent {
             py.check_signals()?;
         }
         match py.detach(|| frame::read(&mut stream)).map_err(silent)? {
-            // The agent may have closed the connection with it.
+            // The agent may have closed the connection as well.
             Reply::Refused { why } => Err(AgentError::new_err(why)),
             reply => {
                 self.idle().push(stream);
@@ -100,13 +130,13 @@ impl PyAgent {
     #[new]
     fn connect(path: PathBuf, generation: u64, rank: u32, local_rank: u32) -> PyResult<Self> {
         let idle = Mutex::new(vec![connect(&path)?]);
-        Ok(PyAgent { path, idle, generation: Generation(generation), local_rank, rank: Rank(rank) })
+        let worker = WorkerId { generation: Generation(generation), rank: Rank(rank), local_rank };
+        Ok(PyAgent { path, idle, worker })
     }
 
-    /// Makes room for slots; returns their paths and a warning, if any.
+    /// Reserves memory for slots. Returns their paths, and a warning if there is one.
     fn reserve(&self, py: Python<'_>, slot_bytes: u64, slots: u32) -> PyResult<(Vec<OsString>, Option<String>)> {
-        let request = Request::Reserve { generation: self.generation, local_rank: self.local_rank, slot_bytes, slots };
-        match self.ask(py, &request, None)? {
+        match self.ask(py, Ask::Reserve { slot_bytes, slots }, None)? {
             Reply::Slots { paths, warning } => {
                 Ok((paths.iter().map(|p| from_text(p).into_os_string()).collect(), warning))
             }
@@ -114,42 +144,39 @@ impl PyAgent {
         }
     }
 
-    /// Offers steps as (step, is_memory, generation). Returns the step that all ranks restore, where from, and the slot
-    /// that the agent has fetched it into, if it has; and whether some rank has found checkpoints, as this one has or has
-    /// not (`found`). `wanted`: that step or none.
+    /// Offers steps. Returns the step that all ranks restore, and whether some rank has found
+    /// checkpoints; `found` is whether this rank has. With `wanted`, that step or none is chosen.
     fn restore(
         &self,
         py: Python<'_>,
-        offers: Vec<(u64, bool, u64)>,
+        offers: Vec<PyOffer>,
         shared: bool,
         wanted: Option<u64>,
         found: bool,
-    ) -> PyResult<(Option<Chosen>, bool)> {
-        let offer = |(step, memory, generation)| Offer {
-            step: Step(step),
-            tier: if memory { Tier::Memory } else { Tier::Durable },
-            generation: Generation(generation),
+    ) -> PyResult<(Option<PyChoice>, bool)> {
+        let offer = |o: PyOffer| Offer {
+            step: Step(o.step),
+            tier: if o.in_memory { Tier::Memory } else { Tier::Durable },
+            generation: Generation(o.generation),
         };
         let held = offers.into_iter().map(offer).collect();
         let offers = Offers { held, shared, wanted: wanted.map(Step), found };
-        let request = Request::Restore { generation: self.generation, rank: self.rank, offers };
-        match self.ask(py, &request, None)? {
+        match self.ask(py, Ask::Restore(offers), None)? {
             Reply::Restore { step: Some(step), tier: Some(tier), path, found } => {
                 let path = path.map(|p| from_text(&p).into_os_string());
-                Ok((Some((step.0, tier_name(tier), path)), found))
+                Ok((Some(PyChoice { step: step.0, tier: tier_name(tier), path }), found))
             }
             Reply::Restore { found, .. } => Ok((None, found)),
             other => Err(AgentError::new_err(format!("unexpected answer {other:?}"))),
         }
     }
 
-    /// Has damaged chunks of a slot brought back from a copy.
+    /// Replaces damaged chunks of a slot with those of a copy.
     fn heal(&self, py: Python<'_>, path: PathBuf, chunks: Vec<usize>) -> PyResult<()> {
-        let request = Request::Heal { generation: self.generation, rank: self.rank, path: to_text(&path), chunks };
-        self.ask(py, &request, None).map(|_| ())
+        self.ask(py, Ask::Heal { path: to_text(&path), chunks }, None).map(|_| ())
     }
 
-    /// Says that the step cannot be read: the world forms anew and restores something else.
+    /// Reports that the step cannot be read: the world is formed again and restores another one.
     fn restore_failed(&self, py: Python<'_>, step: u64, tier: &str) -> PyResult<()> {
         let tier = match tier {
             "local" => Tier::Memory,
@@ -157,71 +184,64 @@ impl PyAgent {
             "parity" => Tier::Parity,
             _ => Tier::Durable,
         };
-        let request = Request::RestoreFailed { generation: self.generation, rank: self.rank, step: Step(step), tier };
-        self.ask(py, &request, Some(5.0)).map(|_| ())
+        self.ask(py, Ask::RestoreFailed(Unreadable { step: Step(step), tier }), Some(5.0)).map(|_| ())
     }
 
-    /// Says that this worker seals steps in memory, and what other nodes are to keep of them (see `Redundancy` in the core).
+    /// Reports that this worker seals steps in memory, and what other nodes are to store of them
+    /// (see `Redundancy` in the core).
     fn replicate(&self, py: Python<'_>, run: String, replicas: u32, data: u32, shared: bool) -> PyResult<()> {
-        let (generation, local_rank) = (self.generation, self.local_rank);
         let wish = Redundancy { replicas, data, shared };
-        self.ask(py, &Request::Replicas { generation, local_rank, run, wish }, Some(5.0)).map(|_| ())
+        self.ask(py, Ask::Replicas { run, wish }, Some(SLOTS_TIMEOUT_S)).map(|_| ())
     }
 
     /// Waits until a step is on durable storage.
     fn await_durable(&self, py: Python<'_>, step: u64, timeout: Option<f64>) -> PyResult<()> {
-        let request = Request::AwaitDurable { generation: self.generation, step: Step(step) };
-        self.ask(py, &request, timeout).map(|_| ())
+        self.ask(py, Ask::AwaitDurable(Step(step)), timeout).map(|_| ())
     }
 
-    /// Says where sealed slots are persisted to.
+    /// Sets where sealed slots are persisted to.
     #[allow(clippy::too_many_arguments)]
     fn persist_to(
         &self,
         py: Python<'_>,
         directory: PathBuf,
         run: &str,
-        keep: u32,
-        keep_every: u64,
-        keep_epochs: bool,
+        keep: &PyRetention,
         bandwidth: u64,
         exactly: bool,
     ) -> PyResult<()> {
-        let request = Request::Persist {
-            generation: self.generation,
-            local_rank: self.local_rank,
-            rank: self.rank,
+        let persist = Persist {
             directory: to_text(&directory),
             run: run_id(run)?,
-            keep,
-            keep_every,
-            keep_epochs,
+            keep: u32::try_from(keep.last).unwrap_or(u32::MAX),
+            keep_every: keep.every,
+            keep_epochs: keep.epochs,
             bandwidth,
             exactly,
         };
-        self.ask(py, &request, None).map(|_| ())
+        self.ask(py, Ask::Persist(persist), None).map(|_| ())
     }
 
-    /// Says that it is time for a durable checkpoint.
+    /// Reports that a durable checkpoint is due.
     fn persist_due(&self, py: Python<'_>) -> PyResult<()> {
-        self.ask(py, &Request::PersistDue { generation: self.generation }, Some(5.0)).map(|_| ())
+        self.ask(py, Ask::PersistDue, Some(5.0)).map(|_| ())
     }
 
-    /// Says how many steps snapshots should be apart.
+    /// Requests an interval in steps between snapshots.
     fn snapshot_every(&self, py: Python<'_>, every: u64) -> PyResult<()> {
-        let request = Request::SnapshotEvery { generation: self.generation, every };
-        self.ask(py, &request, Some(5.0)).map(|_| ())
+        self.ask(py, Ask::SnapshotEvery(SnapshotInterval(every)), Some(5.0)).map(|_| ())
     }
 
-    /// Says that an exception left the training function.
+    /// Reports an exception of the training script.
     #[pyo3(signature = (message, uncaught=None))]
     fn report_error(&self, py: Python<'_>, message: String, uncaught: Option<String>) -> PyResult<()> {
-        let request = Request::Error { generation: self.generation, local_rank: self.local_rank, message, uncaught };
-        self.ask(py, &request, Some(2.0)).map(|_| ())
+        self.ask(py, Ask::Error { message, uncaught }, Some(2.0)).map(|_| ())
     }
 }
 
-/// Adds the class to the module.
+/// Adds the classes to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<PyOffer>()?;
+    m.add_class::<PyChoice>()?;
     m.add_class::<PyAgent>()
 }

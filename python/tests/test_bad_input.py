@@ -28,7 +28,7 @@ def _says(done, code: int, *words: str) -> None:
         (["run", "--nnodes", "two", "x.py"], 2, ["2:4"]),
         (["run", "--nnodes", "0", "x.py"], 2, ["--nnodes 1 or more"]),
         (["run", "--nnodes", "2", "{script}"], 2, ["--rdzv-endpoint HOST:PORT"]),
-        (["run", "--nproc-per-node", "none", "{script}"], 2, ["no number of workers"]),
+        (["run", "--nproc-per-node", "none", "{script}"], 2, ["not a number of workers"]),
         (["run", "--nproc-per-node", "0", "{script}"], 2, ["give 1 or more"]),
         (["run", "--redirects", "9", "{script}"], 2, ["0, 1, 2, 3"]),
         (["run", "--detect-timeout", "soon", "{script}"], 2, ["2s, 500ms or 90m"]),

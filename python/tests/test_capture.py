@@ -24,7 +24,7 @@ LARGE = 4100
 
 
 def _published(directory: Path) -> set[int]:
-    return {row[0] for row in es._internal.list_checkpoints(str(directory)) if row[3] is None}
+    return {row.step for row in es._internal.list_checkpoints(str(directory)) if row.wrong is None}
 
 
 def _under_agent(tmp_path: Path, *line: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
@@ -159,9 +159,9 @@ FULL = """
             left = sorted(p.name for p in out.glob("step-*.tmp-*"))
         if step == 28:
             filler.unlink()
-        before = {r[0] for r in everstep._internal.list_checkpoints(str(out)) if r[3] is None}
+        before = {r.step for r in everstep._internal.list_checkpoints(str(out)) if r.wrong is None}
         outcome = ckpt.step(step)
-        published = {r[0] for r in everstep._internal.list_checkpoints(str(out)) if r[3] is None}
+        published = {r.step for r in everstep._internal.list_checkpoints(str(out)) if r.wrong is None}
         steps = dict(getattr(outcome, "steps", {"disk": step}))
         rows.append([step, sorted(outcome.saved), steps, sorted(published), list(getattr(outcome, "failed", ()))])
         time.sleep(0.15)
@@ -342,7 +342,7 @@ def test_a_structure_that_is_kept_notices_every_change(tmp_path):
                 i.name: i.tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
                 for i in ckpt._state.collect({})
             }
-            found = {e[0]: shard.bytes(e[0]) for e in shard.entries()}
+            found = {e.name: shard.bytes(e.name) for e in shard.entries()}
             assert found.keys() == wanted.keys(), (change.__name__, step)
             assert [n for n in found if found[n] != wanted[n] and n != random] == [], (change.__name__, step)
 
@@ -355,7 +355,7 @@ REMOVED = """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ckpt = everstep.CheckpointManager(sys.argv[1], model=model, optimizer=optimizer, persist=3, every=1)
     done = ckpt.restore()
-    print(json.dumps({"restored": done, "newest": [r[0] for r in everstep._internal.list_checkpoints(sys.argv[1])][:1]}), flush=True)
+    print(json.dumps({"restored": done, "newest": [r.step for r in everstep._internal.list_checkpoints(sys.argv[1])][:1]}), flush=True)
     for step in range(done + 1, 41):
         optimizer.step()
         ckpt.step(step)

@@ -86,6 +86,33 @@ def test_another_model_shows_what_differs(tmp_path):
         es.CheckpointManager(tmp_path, model=other).restore()
 
 
+class _Data:
+    epoch = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch = state["epoch"]
+
+
+@pytest.mark.parametrize("before", [0, 3], ids=["the first step of all", "the first step after a restart"])
+def test_a_step_that_ends_an_epoch_is_durable(tmp_path, before):
+    data = _Data()
+    ckpt = es.CheckpointManager(tmp_path, persist=3, model=nn.Linear(2, 2), data=data)
+    assert ckpt.restore() == 0
+    for step in range(before):
+        ckpt.step(step + 1)
+    data = _Data()
+    ckpt = es.CheckpointManager(tmp_path, persist=1000, model=nn.Linear(2, 2), data=data)
+    assert ckpt.restore() == before and data.epoch == 0
+    data.epoch = 1
+    ckpt.step(before + 1)
+    assert ckpt.latest_step("disk") == before + 1
+    ckpt.step(before + 2)
+    assert ckpt.latest_step("disk") == before + 1
+
+
 def _damage(path: Path, where: int, bit: int) -> None:
     data = bytearray(path.read_bytes())
     data[where % len(data)] ^= 1 << bit
@@ -139,7 +166,7 @@ def test_every_kind_of_damage_to_a_small_shard(tmp_path):
             (checkpoint / name).write_bytes(bad)
             flips += 1
             listed = es._internal.list_checkpoints(str(tmp_path))
-            if listed[0][3] is None:
+            if listed[0].wrong is None:
                 with pytest.raises(es.CheckpointError):
                     es._internal.open_shard(str(checkpoint), 0).verify()
         (checkpoint / name).write_bytes(good)
@@ -184,7 +211,7 @@ def test_a_full_disk_loses_nothing(tmp_path):
         ckpt = es.CheckpointManager(mount / "large", persist=1, model=nn.Linear(400, 400))
         with pytest.raises(es.CheckpointError, match=r"cannot write the checkpoint .*earlier checkpoints are kept"):
             ckpt.step(10)
-        assert [row[0] for row in es._internal.list_checkpoints(str(mount)) if row[3] is None] == [3]
+        assert [row.step for row in es._internal.list_checkpoints(str(mount)) if row.wrong is None] == [3]
     finally:
         subprocess.run(["umount", str(mount)], check=True)
 
@@ -283,8 +310,8 @@ def test_stop_makes_the_last_step_durable(env, script, tmp_path):
     time.sleep(2.0)
     run.send_signal(signal.SIGTERM)
     assert run.wait(40) == 143
-    ((step, _, world, wrong),) = es._internal.list_checkpoints(str(tmp_path / "out"))
-    assert step > 5 and world == 2 and wrong is None
+    (row,) = es._internal.list_checkpoints(str(tmp_path / "out"))
+    assert row.step > 5 and row.world_size == 2 and row.wrong is None
 
 
 def test_the_last_step_waits_for_slots_that_are_being_written_out(everstep, script, tmp_path):
@@ -304,7 +331,7 @@ ckpt.close()
     )
     done = everstep("run", "--standalone", "--max-restarts", "0", path)
     assert done.returncode == 0, done.stderr
-    assert max(s for s, *_ in list_checkpoints(tmp_path / "out")) == 9
+    assert max(row.step for row in list_checkpoints(tmp_path / "out")) == 9
 
 
 def test_a_step_that_is_saved_again_while_it_is_written(everstep, script, tmp_path):
@@ -329,7 +356,7 @@ ckpt.close()
     )
     done = everstep("run", "--standalone", "--max-restarts", "0", path)
     assert done.returncode == 0, done.stderr
-    assert [(s, wrong) for s, _, _, wrong in list_checkpoints(tmp_path / "out")] == [(5, None), (4, None), (2, None)]
+    assert [(row.step, row.wrong) for row in list_checkpoints(tmp_path / "out")] == [(5, None), (4, None), (2, None)]
     verified = everstep("ckpt", "verify", "out")
     assert verified.returncode == 0, verified.stderr
 
@@ -408,6 +435,6 @@ def test_without_an_agent_all_ranks_make_the_same_steps_durable(tmp_path):
     script.write_text(_SKEWED)
     ended = run_ranks([sys.executable, str(script), str(tmp_path / "out")], 2, timeout=100)
     assert [r.code for r in ended] == [0, 0], ended
-    steps = [s for s, _, size, wrong in list_checkpoints(tmp_path / "out") if wrong is None and size == 2]
+    steps = [r.step for r in list_checkpoints(tmp_path / "out") if r.wrong is None and r.world_size == 2]
     # 200 steps of at least 5 ms, one for each 0.2 s, and the last.
     assert steps[0] == 200 and len(steps) >= 4, steps

@@ -9,7 +9,7 @@ import pytest
 
 from harness.ranks import run_ranks
 
-_SCRIPT = """
+_SCRIPT = r"""
 import os, sys
 import torch, torch.distributed as dist
 import everstep as es
@@ -21,7 +21,7 @@ ckpt = es.CheckpointManager(
     sys.argv[3 + rank], persist=persist, keep=9, replicated=False, model=model, optimizer=optimizer
 )
 done = ckpt.restore()
-print("restored", done, flush=True)
+print(f"restored {done}\n", end="", flush=True)  # in one write, also with PYTHONUNBUFFERED
 for step in range(done + 1, total + 1):
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()

@@ -14,8 +14,11 @@ import torch
 from conftest import EVERSTEP
 from torch import nn
 
-from everstep import CheckpointError, CheckpointManager, encoding
-from figures import crafting
+from everstep import CheckpointError, CheckpointManager, decoding, encoding
+from everstep._internal import DamagedError
+from everstep.damage import reading
+from everstep.values import Values
+from figures import crafted_changes, crafting
 
 CRAFTED = {
     "long": lambda t: setattr(t, "data", t.data + b"x" * 256),
@@ -92,6 +95,77 @@ def test_export_refuses_it_too(tmp_path):
     done = _ckpt("export", tmp_path / "step-2", tmp_path / "out.pt", "--to", "torch")
     assert done.returncode == 1 and "Traceback" not in done.stderr and "bytes" in done.stderr, done.stderr
     assert not (tmp_path / "out.pt").exists()
+
+
+_HOST = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."
+
+
+@pytest.mark.parametrize("where", ["value", "room"])
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory."), RuntimeError(_HOST)])
+@pytest.mark.parametrize("agent", [False, True], ids=["without an agent", "with an agent"])
+def test_a_lack_of_memory_is_no_damage(tmp_path, monkeypatch, where, error, agent):
+    """A good step is neither skipped for an older one nor reported to the agent as unreadable."""
+    weights = _saved(tmp_path)
+
+    def lacking(*_, **__):
+        raise error
+
+    failed: list[int] = []
+    model, optimizer = _trainer()
+    manager = CheckpointManager(tmp_path, model=model, optimizer=optimizer, persist=0)
+    monkeypatch.setattr(manager._tier, "in_memory", agent)
+    monkeypatch.setattr(manager._tier, "failed", failed.append)
+    with monkeypatch.context() as short, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        short.setattr(*((decoding._Decoder, "value") if where == "value" else (torch, "empty")), lacking)
+        with pytest.raises(CheckpointError, match="not enough memory to read") as found:
+            manager.restore()
+    assert not isinstance(found.value, DamagedError) and not failed and str(tmp_path / "step-2") in str(found.value)
+    monkeypatch.undo()
+    done, restored = _restored(tmp_path)
+    assert done == 2 and torch.equal(restored, weights[1])
+
+
+def test_a_lack_of_memory_when_a_checkpoint_is_opened_is_no_damage(tmp_path, monkeypatch):
+    _saved(tmp_path)
+
+    def lacking(*_):
+        with reading("a table"):
+            raise MemoryError
+
+    monkeypatch.setattr(Values, "places", lacking)
+    with pytest.raises(CheckpointError, match="not enough memory to read") as found:
+        _restored(tmp_path)
+    assert not isinstance(found.value, DamagedError)
+
+
+def test_a_shape_with_more_than_the_files_have_is_damage(tmp_path):
+    """No memory is enough for a tensor of which the shards claim to have parts."""
+    weights = _saved(tmp_path)
+    found = crafted_changes.parts(crafting.read(tmp_path / "step-2"))
+    at = [t.name for t in found.shards[0].tensors].index("optimizer/state/model.weight/exp_avg")
+    for shard in found.shards:
+        words = shard.metadata["everstep.places"].split()
+        row = next(i for i in range(0, len(words), 7) if int(words[i], 16) == at)
+        words[row + 3] = f"{1 << 44:x}"
+        shard.metadata["everstep.places"] = " ".join(words)
+    found.write(tmp_path / "step-2")
+    done, restored = _restored(tmp_path)
+    assert done == 1 and torch.equal(restored, weights[0])
+
+
+@pytest.mark.parametrize("length", [999, 1000])
+def test_lists_that_are_longer_than_the_value_are_damage(monkeypatch, length):
+    """msgpack allocates a list of the length that it claims to have."""
+    data = b"\xc1\xdc" + length.to_bytes(2, "big") + bytes(999)
+
+    def lacking(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(decoding.msgpack, "unpackb", lacking)
+    with pytest.raises(CheckpointError) as found:
+        decoding.decode(data, lambda _: None)
+    assert isinstance(found.value, DamagedError) == (length == 1000)
 
 
 @pytest.mark.parametrize("kind", ["device", "fifo", "shard link", "shard fifo"])

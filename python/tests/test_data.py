@@ -108,7 +108,7 @@ def test_bad_arguments_are_named():
         ElasticDistributedSampler(Numbers(0))
     with pytest.raises(ValueError, match="rank 2"):
         ElasticDistributedSampler(Numbers(), num_replicas=2, rank=2)
-    with pytest.raises(ValueError, match="no multiple"):
+    with pytest.raises(ValueError, match="not a multiple"):
         everstep.batch_plan(30, 8)
     with pytest.raises(ValueError, match=r"9 ranks cannot share.*at most 3"):
         everstep.batch_plan(32, 4, world_size=9)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import everstep as es
@@ -81,6 +82,38 @@ def test_what_was_saved_comes_back(tmp_path, kind):
     dcp.load(back, storage_reader=es.dcp.Reader(tmp_path / "out"))
     _same(state, back)
     assert (tmp_path / "out" / "step-1" / "manifest.json").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["save", "async"])
+def test_conjugated_and_negated_views_are_saved_and_loaded_by_value(tmp_path, kind):
+    numbers = torch.randn(4, dtype=torch.complex64)
+    state = {"conjugated": numbers.conj(), "negated": torch._neg_view(torch.ones(3)), "imaginary": numbers.conj().imag}
+    writer = es.dcp.Writer(tmp_path / "out")
+    if kind == "save":
+        dcp.save(state, storage_writer=writer)
+    else:
+        dcp.async_save(state, storage_writer=writer, no_dist=True).result()
+    plain = {
+        "conjugated": torch.zeros(4, dtype=torch.complex64),
+        "negated": torch.zeros(3),
+        "imaginary": torch.zeros(4),
+    }
+    views = {
+        "conjugated": torch.zeros(4, dtype=torch.complex64).conj(),
+        "negated": torch._neg_view(torch.zeros(3)),
+        "imaginary": torch.zeros(4, dtype=torch.complex64).conj().imag,
+    }
+    for back in (plain, views):
+        dcp.load(back, storage_reader=es.dcp.Reader(tmp_path / "out"))
+        for name, value in state.items():
+            assert torch.equal(back[name].resolve_conj().resolve_neg(), value.resolve_conj().resolve_neg()), name
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_tensor_that_cannot_be_saved_is_named(tmp_path):
+    with pytest.raises(CheckpointException, match=r"embedding has layout torch\.sparse_coo"):
+        dcp.save({"embedding": torch.eye(3).to_sparse()}, storage_writer=es.dcp.Writer(tmp_path))
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import sys
 
 from harness.cluster import EVERSTEP, ROOT, free_port
 
@@ -12,8 +13,9 @@ from harness.cluster import EVERSTEP, ROOT, free_port
 def test_the_multi_machine_command_shows_what_it_needs(env, tmp_path, script):
     """Not on loopback: the machine's own address in a network namespace."""
     readme = (ROOT / "README.md").read_text()
-    (line,) = re.findall(r"^(everstep run --nnodes 2 .*?) +#", readme, re.MULTILINE)
-    (token,) = re.findall(r"^`(\(umask .*?)`", readme, re.MULTILINE)
+    blocks = re.findall(r"^```\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    (line,) = (block.replace("\\\n", " ") for block in blocks if block.startswith("everstep run --nnodes 2 "))
+    (token,) = (block for block in blocks if "> TOKEN" in block)
     subprocess.run(token, shell=True, cwd=tmp_path, check=True)
     assert (tmp_path / "TOKEN").stat().st_mode & 0o077 == 0
     # A single write, because the two share the console.
@@ -39,3 +41,28 @@ def test_the_multi_machine_command_shows_what_it_needs(env, tmp_path, script):
     )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n"))[-2:] == ["rank 0", "rank 1"]
+
+
+def test_the_refusal_without_encryption_creates_the_token_as_the_readme_does(everstep, script):
+    (token,) = re.findall(r"^\(umask .*> TOKEN\)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    done = everstep("run", "--nnodes", "2", "--rdzv-endpoint", "10.99.99.99:29400", script("pass"))
+    assert done.returncode == 78 and f"  {token}\n" in done.stderr, done.stderr
+    assert "copy the file TOKEN to the other nodes" in done.stderr, done.stderr
+
+
+def test_the_example_explains_why_a_second_run_trains_nothing(env, tmp_path):
+    line = [sys.executable, str(ROOT / "examples/gpt/train.py"), "--steps", "1", "--layers", "1", "--width", "16"]
+    first, second = (
+        subprocess.run(
+            [EVERSTEP, "run", "--standalone", "--no-python", *line, "--out", str(tmp_path / "out")],
+            env={**env, "EVERSTEP_NO_WARM": "1"},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        for _ in range(2)
+    )
+    assert "already complete" not in first.stdout
+    assert "already complete at step 1; give another --out to train again" in second.stdout, second.stdout

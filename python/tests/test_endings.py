@@ -72,6 +72,14 @@ ENDS = {
 }
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("leave", ["raise SystemExit(3)", "exit(1)", "raise SystemExit('no more data')"])
+def test_an_exit_code_in_the_middle_is_a_failure(ending, ranks, leave):
+    done, steps = ending(ranks=ranks, EARLY=f"if step == 8: {leave}")
+    assert (done.returncode, steps) == (1, [7] * ranks), done.stderr
+    assert "counts as finished" not in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize("end", ENDS)
 def test_a_finished_training_is_not_done_again(ending, end):
     done, steps = ending(END=ENDS[end])
@@ -107,7 +115,7 @@ LEAVES = {
 def test_a_rank_that_needs_one_that_has_left_has_not_finished(ending, leave):
     done, steps = ending(EARLY=LEAVES[leave])
     assert (done.returncode, steps) == (1, [6, 6]), done.stderr
-    assert "rank 1 ended by itself after step 6" in done.stderr, done.stderr
+    assert "rank 1 finished after step 6" in done.stderr, done.stderr
     assert "counts as finished" not in done.stderr, done.stderr
 
 
@@ -245,7 +253,7 @@ def test_a_crash_at_exit_beside_checkpoints_is_no_restart(checkpointed):
 def test_a_rank_that_leaves_before_the_last_of_its_steps_has_not_finished(checkpointed, leave):
     done, steps = checkpointed(DDP="1", EARLY=f"if rank == 1 and step == 6: {leave}")
     assert (done.returncode, steps) == (1, [["0"] * 6] * 2), done.stderr
-    assert "rank 1 ended by itself at step 6 of 12" in done.stderr, done.stderr
+    assert "rank 1 finished at step 6 of 12" in done.stderr, done.stderr
     assert "counts as finished" not in done.stderr, done.stderr
 
 

@@ -88,5 +88,5 @@ def test_what_rots_in_memory_is_computed_from_the_others():
 
 @pytest.mark.parametrize("wrong", ["4", "4+0", "0+2", "a+b", "4+2+1", -1, True, 1.5, None])
 def test_a_code_that_makes_no_sense_is_refused(tmp_path, wrong):
-    with pytest.raises(ValueError, match="number of copies, or a code as '4\\+2'"):
+    with pytest.raises(ValueError, match="number of copies, or a code such as '4\\+2'"):
         everstep.CheckpointManager(tmp_path, model=torch.nn.Linear(2, 2), replicas=wrong)

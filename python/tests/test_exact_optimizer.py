@@ -242,7 +242,7 @@ def test_parameters_of_no_module_keep_their_values(tmp_path):
         optimizer.zero_grad()
         ckpt.step(step)
     ckpt.close()
-    names = [e[0] for e in es._internal.open_shard(str(tmp_path / "step-3"), 0).entries()]
+    names = [e.name for e in es._internal.open_shard(str(tmp_path / "step-3"), 0).entries()]
     assert "optimizer/values/param_2" in names and "optimizer/values/param_4" not in names, (
         "what another object saves is not saved twice"
     )

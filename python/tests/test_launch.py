@@ -11,7 +11,7 @@ from pathlib import Path
 
 from conftest import EVERSTEP
 
-from harness.cluster import marked
+from harness.cluster import free_port, marked
 
 SHOW = "import json, os, sys; print(json.dumps(dict(os.environ))); print(json.dumps(sys.argv[1:]))"
 
@@ -136,6 +136,34 @@ def test_status_and_doctor_answer_in_json(env, everstep, script, tmp_path):
     finally:
         agent.terminate()
         agent.wait(20)
+
+
+def test_status_names_the_host_of_a_coordinator_elsewhere(env, everstep, script, tmp_path):
+    """Two nodes with their own records, as on two machines."""
+    text = f"import os, time; open({str(tmp_path)!r} + '/up-' + os.environ['RANK'], 'w').close(); time.sleep(60)"
+    token = tmp_path / "token"
+    token.write_text("secret")
+    token.chmod(0o600)
+    meet = ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--token-file", str(token)]
+    line = ["--name", "apart", "--nnodes", "2", *meet]
+    path, other = script(text), {**env, "EVERSTEP_STATE_DIR": str(tmp_path / "other")}
+    agents = [_start(env, *line, "--node-rank", "0", path)]
+    try:
+        _until(lambda: "apart" in everstep("status").stdout)
+        agents.append(_start(other, *line, "--rdzv-conf", "is_host=0", "--node-rank", "1", path))
+        _until(lambda: all((tmp_path / f"up-{rank}").exists() for rank in (0, 1)))
+        of_other = {"EVERSTEP_STATE_DIR": other["EVERSTEP_STATE_DIR"]}
+        for words, code in ((["status"], 0), (["status", "apart"], 69), (["inject", "kill"], 69)):
+            asked = everstep(*words, **of_other)
+            assert asked.returncode == code and "its coordinator runs on 127.0.0.1" in asked.stderr, asked
+            assert "start one with" not in asked.stderr
+    finally:
+        for agent in agents:
+            agent.terminate()
+        for agent in agents:
+            agent.wait(20)
+    gone = everstep("status", **of_other)
+    assert gone.returncode == 0 and "no job is running here; start one with" in gone.stderr, gone
 
 
 def test_doctor_removes_what_dead_jobs_left(env, everstep, tmp_path):

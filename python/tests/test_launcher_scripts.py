@@ -145,7 +145,7 @@ def test_a_training_without_a_known_last_step_is_warned_about(launched, everstep
     done = launched(EARLY=early)
     assert done.returncode == 0 and "done: 7 steps" in done.stderr, done.stderr
     told = f"process {_killed(done)}, which trained up to step 7 as rank 0"
-    assert done.stderr.count(told) == 1 and "return the exit code" in done.stderr, done.stderr
+    assert done.stderr.count(told) == 1 and "return the training's exit code" in done.stderr, done.stderr
     explained = everstep("explain").stdout
     assert "has had no incident" in explained and explained.count(told) == 1, explained
     document = json.loads(everstep("explain", "--json").stdout)

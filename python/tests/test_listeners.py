@@ -312,15 +312,17 @@ def ask(body):
     except TimeoutError:
         closed = False
     return json.loads(answer[4:]), closed
-g = int(os.environ["EVERSTEP_GENERATION"])
+def request(ask, local_rank=0):
+    generation = int(os.environ["EVERSTEP_GENERATION"])
+    return json.dumps({"from": {"generation": generation, "rank": 0, "local_rank": local_rank}, "ask": ask}).encode()
+
+
 print(json.dumps([
     ask(b"this is not JSON"),
-    ask(json.dumps({"Reserve": {"generation": g, "local_rank": 0, "slot_bytes": 4096, "slots": 4_000_000_000}}).encode()),
-    ask(json.dumps({"Reserve": {"generation": g, "local_rank": 0, "slot_bytes": 2**63, "slots": 3}}).encode()),
-    ask(json.dumps({"Reserve": {"generation": g, "local_rank": 7, "slot_bytes": 4096, "slots": 3}}).encode()),
-    ask(json.dumps({"Heal": {
-        "generation": g, "rank": 0, "path": os.path.dirname(os.environ["EVERSTEP_BOARD"]) + "/../../x-slot-0", "chunks": [0],
-    }}).encode()),
+    ask(request({"Reserve": {"slot_bytes": 4096, "slots": 4_000_000_000}})),
+    ask(request({"Reserve": {"slot_bytes": 2**63, "slots": 3}})),
+    ask(request({"Reserve": {"slot_bytes": 4096, "slots": 3}}, local_rank=7)),
+    ask(request({"Heal": {"path": os.path.dirname(os.environ["EVERSTEP_BOARD"]) + "/../../x-slot-0", "chunks": [0]}})),
 ]), flush=True)
 """
 

@@ -136,13 +136,13 @@ def test_under_an_agent_a_killed_job_goes_on_from_the_store(store, s3, everstep,
         stderr=subprocess.PIPE,
     )
     deadline = time.monotonic() + 60
-    while not [s for s, *_ in list_checkpoints(URL) if s >= 4]:
+    while not [row.step for row in list_checkpoints(URL) if row.step >= 4]:
         assert time.monotonic() < deadline, "no checkpoint within a minute"
         time.sleep(0.05)
     first.send_signal(signal.SIGKILL)
     first.communicate()
     everstep("doctor", "--clean")
-    durable = max(s for s, *_, wrong in list_checkpoints(URL) if wrong is None)
+    durable = max(row.step for row in list_checkpoints(URL) if row.wrong is None)
     done = everstep(
         "run", "--name", "objects", "--nproc-per-node", "2", str(script), URL, str(durable + 4), timeout=120
     )
@@ -182,8 +182,8 @@ def test_going_back_in_a_store_keeps_both_branches(store, s3, tmp_path):
         return done.stdout.strip()
 
     assert [train("8"), train("6", "4"), train("6")] == ["0", "4", "6"]
-    assert [s for s, *_ in list_line(URL)] == [6, 4, 2]
-    assert [s for s, *_ in list_checkpoints(URL)] == [8, 6, 6, 4, 2]
+    assert [row.step for row in list_line(URL)] == [6, 4, 2]
+    assert [row.step for row in list_checkpoints(URL)] == [8, 6, 6, 4, 2]
 
 
 def test_a_store_that_is_away_for_a_while_costs_nothing(store, tmp_path):
@@ -194,7 +194,7 @@ def test_a_store_that_is_away_for_a_while_costs_nothing(store, tmp_path):
         [sys.executable, str(script), URL, "6"], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert next((s, wrong) for s, _, _, wrong in list_checkpoints(URL)) == (6, None)
+    assert next((row.step, row.wrong) for row in list_checkpoints(URL)) == (6, None)
 
 
 def test_damage_in_the_store_is_found_and_the_older_checkpoint_is_used(store, s3, tmp_path):
@@ -246,3 +246,37 @@ def test_dcp_saves_to_a_store_and_loads_from_it(store, tmp_path):
     )
     done = subprocess.run([sys.executable, str(script), URL], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_store_that_does_not_take_the_last_step_is_named_while_the_job_waits(store, env, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, sys, torch, everstep as es\n"
+        "ckpt = es.CheckpointManager(sys.argv[1], persist=1000, model=torch.nn.Linear(4, 4))\n"
+        "for step in range(ckpt.restore() + 1, 6): ckpt.step(step)\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.read()\n"
+        "os._exit(3)\n"
+    )
+    line = ["everstep", "run", "--standalone", "--max-restarts", "0", str(script), URL]
+    line[0] = str(Path(sys.executable).parent / line[0])
+    job = subprocess.Popen(
+        line,
+        env={**env, **objects.environment(store.url)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert job.stdin is not None and job.stdout is not None and job.stderr is not None
+        assert any("ready" in row for row in job.stdout)
+        store.begin(Fault("503", 0, times=1_000_000))
+        job.stdin.close()
+        assert any(f"writing step 5, which is in memory only, to {URL}" in row for row in job.stderr)
+        job.send_signal(signal.SIGINT)
+        assert any("not waiting for step 5" in row for row in job.stderr)
+        assert job.wait(30) != 0
+    finally:
+        job.kill()
+        store.begin(Fault("none", -1))

@@ -25,6 +25,7 @@ def tensors():
         "imaginary": torch.view_as_complex(pair).imag,
         "parameter": torch.nn.Parameter(torch.randn(2, 2)),
         "eight_bits": torch.randn(3).to(torch.float8_e4m3fn),
+        "many_dimensions": torch.randn(2, 1, 2, 1, 2, 1, 3),
     }
 
 
@@ -79,6 +80,26 @@ def swapped(t):
     t["parameter"].data = torch.randn(2, 2)
 
 
+def swapped_with_another(t):
+    torch.utils.swap_tensors(t["square"], torch.randn(4, 4))
+
+
+def with_a_larger_storage(t):
+    t["square"].untyped_storage().resize_(1 << 20)
+
+
+def with_the_storage_of_another(t):
+    t["square"].set_(torch.randn(4, 4).untyped_storage(), 0, (4, 4), (4, 1))
+
+
+def further_in_the_storage(t):
+    t["square"].set_(t["square"].untyped_storage(), 1, (3, 4), (4, 1))
+
+
+def reshaped_with_many_dimensions(t):
+    t["many_dimensions"].resize_(1, 2, 2, 1, 2, 1, 3)
+
+
 CHANGES = [
     moved,
     transposed,
@@ -92,6 +113,11 @@ CHANGES = [
     negated,
     negated_where_it_is,
     swapped,
+    swapped_with_another,
+    with_a_larger_storage,
+    with_the_storage_of_another,
+    further_in_the_storage,
+    reshaped_with_many_dimensions,
 ]
 
 
@@ -110,7 +136,8 @@ def test_what_looks_otherwise_is_noticed(same_places, change):
 
 
 def test_this_torch_has_the_table():
-    assert structure.Places([*tensors().values()]).same()
+    places = structure.Places([*tensors().values()])
+    assert places.same() and places.reads_objects
 
 
 def test_only_tensors_are_described():

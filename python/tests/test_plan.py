@@ -77,7 +77,7 @@ def test_who_does_not_fit_waits_and_nobody_who_runs_starves(everstep, tmp_path):
     )
     files = _files(tmp_path, CLUSTER.replace("16", "4"), jobs)
     assert _plan(everstep, files)[0] == {"a": 4, "b": 0}
-    assert "waits: its minimum of 1 is not there" in everstep("plan", *files).stdout
+    assert "waits: fewer than its minimum of 1 are available" in everstep("plan", *files).stdout
     assert _plan(everstep, files, "--mode", "paper")[0] == {"a": 0, "b": 4}
 
 
@@ -85,7 +85,7 @@ def test_what_cannot_be_planned_is_said_in_a_sentence(everstep, tmp_path):
     job = JOB.format(id="a", weight=1.0, least=1, nodes=1, size="7B")
     for cluster, jobs, words in [
         (CLUSTER.replace(" TFLOP/s", ""), job, "has no unit: write, for example, 312 TFLOP/s"),
-        (CLUSTER.replace("260d", "-1d"), job, "is no time"),
+        (CLUSTER.replace("260d", "-1d"), job, "is not a length of time"),
         (CLUSTER, job.replace("20s", "20"), "has no unit: write, for example, 20s"),
         (CLUSTER, job.replace("min = 1", "min = 9"), "given for 8 at most"),
         (CLUSTER, job + job, "there are two jobs a"),

@@ -67,7 +67,7 @@ def test_a_machine_that_is_lost_is_replaced_through_the_users_program(env, tmp_p
         told = subprocess.run(
             [EVERSTEP, "explain", "--job", "policy"], env=env, capture_output=True, text=True, check=True, timeout=30
         ).stdout
-        assert "add a machine: 1 of 2 nodes are there (done)" in told, told
+        assert "add a machine: 1 of 2 nodes have joined (done)" in told, told
         again = subprocess.run(
             [EVERSTEP, "approve", "1", "--job", "policy"],
             env=env,

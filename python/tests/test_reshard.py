@@ -10,7 +10,15 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from everstep.shard_layout import Parts, Place, parts_from_bytes, read_parts
+from everstep.state import Item
 from harness.ranks import run_ranks
 
 _SCRIPT = """
@@ -197,3 +205,28 @@ def test_any_layout_to_any_other(tmp_path):
         assert all(r["oracle"] and r["wrong"] == 0 and r["tensors"] for r in row["loaded"]), row["loaded"]
         right = next(r["loss"] for r in row["saved"] if r["loss"] is not None)
         assert all(r["loss"] is None or r["loss"] == pytest.approx(right, rel=1e-6) for r in row["loaded"])
+
+
+@pytest.fixture
+def second_of_two():
+    """This process is rank 1 of a process group that does not communicate."""
+    dist.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+    yield init_device_mesh("cpu", (2,))
+    dist.destroy_process_group()
+
+
+def test_a_tensor_that_is_sharded_otherwise_during_training_is_saved_where_it_belongs_now(second_of_two):
+    parts, name = Parts(), "model.weight"
+
+    def saved(whole: Tensor | Place, local: Tensor) -> tuple[int, ...]:
+        items = [Item(name, local, False, whole)]
+        places = read_parts(parts_from_bytes(parts.of(items)), [i.entry() for i in items])
+        return places[name].offsets if places else ()
+
+    for dim, offsets in ((0, (2, 0)), (1, (0, 2)), (0, (2, 0))):
+        local = torch.zeros((2, 4) if dim == 0 else (4, 2))
+        assert saved(DTensor.from_local(local, second_of_two, [Shard(dim)]), local) == offsets
+    assert saved(Place((4, 4), (8,), (8,), True), torch.zeros(8)) == (8,)
+    assert saved(Place((4, 4), (3,), (8,), True), torch.zeros(8)) == (3,)
+    plain = torch.zeros(2, 4)
+    assert saved(plain, plain) == ()

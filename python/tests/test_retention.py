@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -14,43 +14,14 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from conftest import EVERSTEP
+from small_run import train, tree
 
 import everstep as es
 import everstep.dcp
 
 
-def _train(directory: Path, to: int, *, step: int | None = None, persist: int = 1, keep: int = 2) -> int:
-    """Trains up to a step and returns the step that it continued from.
-
-    The weight encodes its step and branch.
-    """
-    model = torch.nn.Linear(2, 2)
-    ckpt = es.CheckpointManager(directory, model=model, persist=persist, keep=keep)
-    done = ckpt.restore(step)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for now in range(done + 1, to + 1):
-            with torch.no_grad():
-                model.weight.add_(1.0)
-            ckpt.step(now)
-        ckpt.close()
-    return done
-
-
 def _steps(directory: Path) -> list[str]:
     return sorted((p.name for p in directory.glob("step-*")), key=lambda n: float(n.removeprefix("step-")))
-
-
-def _tree(*paths: Path) -> str:
-    """Returns a digest of all names, kinds and contents."""
-    digest = hashlib.sha256()
-    for root in paths:
-        for path in sorted([root, *root.rglob("*")] if root.is_dir() and not root.is_symlink() else [root]):
-            digest.update(f"{path} {path.lstat().st_mode}".encode())
-            digest.update(
-                os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""
-            )
-    return digest.hexdigest()
 
 
 def _command(*line: str) -> subprocess.CompletedProcess[str]:
@@ -79,16 +50,16 @@ def test_what_everstep_did_not_write_is_left_alone_and_named(tmp_path):
     out = tmp_path / "out"
     foreign = _foreign(out)
     os.mkfifo(out / "step-6")
-    before = _tree(*foreign)
-    assert _train(out, 9) == 0
-    assert _tree(*foreign) == before and (out / "step-6").is_fifo()
+    before = tree(*foreign)
+    assert train(out, 9) == 0
+    assert tree(*foreign) == before and (out / "step-6").is_fifo()
     assert {"step-8", "step-9"} == set(_steps_of_everstep(out)), "each step is published in spite of its neighbours"
     would = _command("prune", str(out), "--keep", "2", "--dry-run")
     did = _command("prune", str(out), "--keep", "2")
     assert would.stdout == did.stdout and would.returncode == did.returncode == 0
     for name in ("step-2", "step-3", "step-7", "step-900", "step-4.tmp-0", "step-007"):
         assert f"left alone: {name}:" in would.stderr, would.stderr
-    assert _tree(*foreign) == before
+    assert tree(*foreign) == before
     listed = json.loads(_command("ls", str(out), "--json").stdout)
     assert {Path(f["path"]).name for f in listed["foreign"]} >= {"step-2", "step-3", "step-6", "step-7", "step-900"}
 
@@ -110,7 +81,7 @@ def test_a_taken_name_costs_neither_the_step_nor_what_has_the_name(tmp_path):
     with pytest.warns(UserWarning, match="step 2 is saved as step-2.2"):
         save_two_steps()
     assert (tmp_path / "step-2").read_text() == "a file of somebody else"
-    assert _train(tmp_path, 2) == 2
+    assert train(tmp_path, 2) == 2
 
 
 def test_plain_dcp_checkpoints_stay_beside_everstep_s(tmp_path):
@@ -118,31 +89,31 @@ def test_plain_dcp_checkpoints_stay_beside_everstep_s(tmp_path):
     for step in (500, 1000):
         dcp.save(state, checkpoint_id=tmp_path / f"step-{step}", no_dist=True)
     plain = [tmp_path / "step-500", tmp_path / "step-1000"]
-    before = _tree(*plain)
+    before = tree(*plain)
     for _ in range(2):
         # Saved under one name twice: the second replaces the first.
         state["a"] += 1
         dcp.save(state, storage_writer=everstep.dcp.Writer(tmp_path / "step-2000"), no_dist=True)
-    assert _tree(*plain) == before
+    assert tree(*plain) == before
     assert _steps(tmp_path) == ["step-500", "step-1000", "step-2000"]
     found = {"a": torch.zeros(3)}
     dcp.load(found, storage_reader=everstep.dcp.Reader(tmp_path / "step-2000"), no_dist=True)
     assert torch.equal(found["a"], state["a"])
     with pytest.raises(BaseException, match="step-500 is taken"):
         dcp.save(state, storage_writer=everstep.dcp.Writer(tmp_path / "step-500"), no_dist=True)
-    assert _tree(*plain) == before
+    assert tree(*plain) == before
 
 
 def test_a_checkpoint_with_a_file_of_the_user_in_it_stays(tmp_path):
-    _train(tmp_path, 2)
+    train(tmp_path, 2)
     (tmp_path / "step-1" / "notes.txt").write_text("the good one")
-    _train(tmp_path, 6)
+    train(tmp_path, 6)
     assert (tmp_path / "step-1" / "notes.txt").exists() and (tmp_path / "step-1" / "manifest.json").exists()
     assert "step-1: it holds notes.txt" in _command("prune", str(tmp_path), "--keep", "2", "--dry-run").stderr
 
 
 def test_checkpoints_of_an_earlier_version_are_restored_and_not_deleted(tmp_path):
-    _train(tmp_path, 2)
+    train(tmp_path, 2)
     for path in (tmp_path / "step-1", tmp_path / "step-2"):
         # As before marks existed: the same manifest without the new fields.
         manifest = json.loads((path / "manifest.json").read_text())["manifest"]
@@ -151,9 +122,9 @@ def test_checkpoints_of_an_earlier_version_are_restored_and_not_deleted(tmp_path
         (path / "everstep-mark.json").unlink()
     (tmp_path / "everstep-run.json").unlink()
     (tmp_path / "everstep-branch.json").unlink()
-    assert _train(tmp_path, 6) == 2
+    assert train(tmp_path, 6) == 2
     assert _steps(tmp_path) == ["step-1", "step-2", "step-5", "step-6"]
-    assert _train(tmp_path, 7) == 6
+    assert train(tmp_path, 7) == 6
 
 
 def _seal(path: Path, manifest: dict[str, object]) -> None:
@@ -166,10 +137,10 @@ def _seal(path: Path, manifest: dict[str, object]) -> None:
 
 
 def test_going_back_keeps_both_branches_and_a_restart_continues_the_new_one(tmp_path):
-    _train(tmp_path, 20, persist=5, keep=4)
-    assert _train(tmp_path, 13, step=10) == 10
+    train(tmp_path, 20, persist=5, keep=4)
+    assert train(tmp_path, 13, step=10) == 10
     assert _steps(tmp_path) == ["step-5", "step-10", "step-12", "step-13", "step-15", "step-20"]
-    assert _train(tmp_path, 14) == 13
+    assert train(tmp_path, 14) == 13
     dry = _command("prune", str(tmp_path), "--keep", "2", "--dry-run", "--abandoned")
     assert set(dry.stdout.split()) == {"5", "10", "15", "20"}
     assert _command("prune", str(tmp_path), "--keep", "2", "--abandoned").stdout == dry.stdout
@@ -177,22 +148,22 @@ def test_going_back_keeps_both_branches_and_a_restart_continues_the_new_one(tmp_
 
 
 def test_the_same_step_of_two_branches_is_kept_twice(tmp_path):
-    _train(tmp_path, 4, persist=2, keep=4)
-    assert _train(tmp_path, 4, step=2) == 2
+    train(tmp_path, 4, persist=2, keep=4)
+    assert train(tmp_path, 4, step=2) == 2
     assert _steps(tmp_path) == ["step-2", "step-3", "step-4", "step-4.2"]
-    assert _train(tmp_path, 4) == 4
+    assert train(tmp_path, 4) == 4
 
 
 def test_a_branch_left_by_a_fallback_goes_once_enough_newer_steps_are_durable(tmp_path):
-    _train(tmp_path, 4)
+    train(tmp_path, 4)
     shard = tmp_path / "step-4" / "rank-0.safetensors"
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
     with pytest.warns(UserWarning, match="skipping a checkpoint"):
-        assert _train(tmp_path, 4) == 3
+        assert train(tmp_path, 4) == 3
     assert _steps(tmp_path) == ["step-3", "step-4", "step-4.2"]
-    assert _train(tmp_path, 5) == 4
+    assert train(tmp_path, 5) == 4
     assert _steps(tmp_path) == ["step-4.2", "step-5"]
 
 
@@ -215,19 +186,19 @@ ckpt.close()
 def test_a_restart_that_asks_for_the_step_again_goes_on_in_its_branch(tmp_path, everstep, script, persist):
     """Even if nothing of the branch was durable yet; then it continues from memory."""
     out = tmp_path / "out"
-    _train(out, 20, persist=5, keep=4)
+    train(out, 20, persist=5, keep=4)
     done = everstep("run", "--max-restarts", "3", script(_JOB), str(out), "10", str(persist), timeout=120)
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stdout.splitlines() if "FROM" in line][-1].endswith("FROM 13"), done.stdout
     assert "continuing in its branch at step 13" in done.stderr
     assert {"step-15", "step-20"} < set(_steps(out))
-    assert _train(out, 17) == 16
+    assert train(out, 17) == 16
 
 
 def test_a_restart_goes_on_where_the_step_that_the_script_asks_for_was_pruned(tmp_path, everstep, script):
     """The script names the step at every start, and knows nothing of what came after it."""
     out = tmp_path / "out"
-    _train(out, 10)
+    train(out, 10)
     line = (script(_JOB), str(out), "10", "1")
     done = everstep("run", "--max-restarts", "3", *line, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -243,9 +214,9 @@ def test_a_restart_goes_on_where_the_step_that_the_script_asks_for_was_pruned(tm
 
 
 def test_a_step_that_is_gone_is_refused_with_those_that_are_there(tmp_path):
-    _train(tmp_path, 5)
+    train(tmp_path, 5)
     with pytest.raises(es.CheckpointError, match=r"step 3 cannot be restored.*steps that are there: 4, 5$"):
-        _train(tmp_path, 6, step=3)
+        train(tmp_path, 6, step=3)
 
 
 BACK_LATER = """
@@ -279,10 +250,25 @@ def test_a_restart_that_asks_for_a_step_for_the_first_time_goes_back_to_it(tmp_p
     assert 11 <= on <= 30 and "was done before in this job" in done.stderr
 
 
+def test_what_comes_after_going_back_is_on_disk_when_the_job_gives_up(tmp_path, everstep, script):
+    # The second life fails before it passes the checkpoint of the branch that it has left.
+    gives_up = BACK_LATER.replace("step == 30", "step == 18").replace(
+        '"disk")\n        open(out', '"local")\n        open(out'
+    )
+    line = "run", "--standalone", "--max-restarts", "1", script(gives_up), str(tmp_path / "out")
+    failed = everstep(*line)
+    assert failed.returncode == 1 and "start 10" in failed.stdout, failed.stderr
+    written = re.search(r"step (\d+) was in memory only and is now in", failed.stderr)
+    assert written and 10 < int(written[1]) <= 18, failed.stderr
+    (tmp_path / "out.note").unlink()
+    again = everstep(*line)
+    assert f"start {written[1]}" in again.stdout, again.stderr
+
+
 def test_a_directory_whose_name_is_no_text(tmp_path):
     out = os.fsencode(tmp_path) + b"/caf\xe9"
     for to, began in ((2, 0), (4, 2)):
-        assert _train(Path(os.fsdecode(out)), to) == began
+        assert train(Path(os.fsdecode(out)), to) == began
 
 
 def test_what_the_user_saved_stays_when_the_step_is_passed_again(tmp_path):
@@ -295,16 +281,16 @@ def test_what_the_user_saved_stays_when_the_step_is_passed_again(tmp_path):
     ckpt.save(10)
     ckpt.close()
     saved = [tmp_path / "step-7", tmp_path / "step-10"]
-    before = _tree(*saved)
+    before = tree(*saved)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert _train(tmp_path, 30, step=5, persist=1) == 5
-    assert _tree(*saved) == before
+        assert train(tmp_path, 30, step=5, persist=1) == 5
+    assert tree(*saved) == before
     assert _steps(tmp_path)[-2:] == ["step-29", "step-30"]
 
 
 def test_an_evaluation_reads_a_directory_that_it_cannot_write(tmp_path):
-    _train(tmp_path / "out", 3)
+    train(tmp_path / "out", 3)
     text = (
         "import sys, torch, everstep as es\n"
         "c = es.CheckpointManager(sys.argv[1], model=torch.nn.Linear(2, 2), persist=1)\n"
@@ -314,13 +300,13 @@ def test_an_evaluation_reads_a_directory_that_it_cannot_write(tmp_path):
     out, line = str(tmp_path / "out"), ("unshare", "-m", "--propagation", "private", "bash", "-c", mount, "bash")
     if subprocess.run([*line, out, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("mounting needs root")
-    before = _tree(tmp_path / "out")
+    before = tree(tmp_path / "out")
     done = subprocess.run(
         [*line, out, sys.executable, "-c", text, out], capture_output=True, text=True, timeout=60, check=False
     )
     assert "FROM 3" in done.stdout, done.stderr
     assert "is read-only; give one that can be written" in done.stderr.splitlines()[-1]
-    assert _tree(tmp_path / "out") == before
+    assert tree(tmp_path / "out") == before
 
 
 def test_a_save_of_the_model_alone_takes_nothing_from_the_training(tmp_path):
@@ -334,14 +320,14 @@ def test_a_save_of_the_model_alone_takes_nothing_from_the_training(tmp_path):
         ckpt.step(step)
     ckpt.close()
     saved = [tmp_path / f"step-{step}" for step in range(1, 6)]
-    before = _tree(*saved)
+    before = tree(*saved)
     reader = es.CheckpointManager(tmp_path, model=torch.nn.Linear(2, 2))
     assert reader.restore() == 5
     with pytest.warns(UserWarning, match=r"step 5 is saved as step-5\.2: step-5 is .*holds more"):
         reader.save(accuracy=0.5)
     reader.close()
     assert _steps(tmp_path)[-2:] == ["step-5", "step-5.2"]
-    assert _tree(*saved) == before
+    assert tree(*saved) == before
     for step in (None, 5):
         anew = torch.optim.Adam(model.parameters())
         assert es.CheckpointManager(tmp_path, model=model, optimizer=anew).restore(step) == 5
@@ -375,4 +361,19 @@ def test_a_step_is_published_again_without_exchanging_names(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert _train(tmp_path, 1) == 1
+    assert train(tmp_path, 1) == 1
+
+
+@pytest.mark.parametrize("command", ["verify", "export"])
+def test_python_files_beside_a_checkpoint_are_not_run(tmp_path: Path, command: str) -> None:
+    """Somebody else made the directory."""
+    train(tmp_path / "out", 2)
+    planted = "raise SystemExit(f'{__file__} was run')\n"
+    for name in ["torch.py", "json.py", "sitecustomize.py", "everstep/__init__.py"]:
+        (tmp_path / "out" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "out" / name).write_text(planted)
+    line = {"verify": ("verify", "."), "export": ("export", ".", str(tmp_path / "to"), "--to", "torch")}[command]
+    done = subprocess.run(
+        [EVERSTEP, "ckpt", *line], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path / "out"
+    )
+    assert done.returncode == 0 and "was run" not in done.stdout + done.stderr, done.stderr

@@ -1,5 +1,5 @@
-//! Damages a small checkpoint in every way there is and reads it back; prints what came of it as JSON lines.
-//! `corruption DIR EDITS`. What is returned must be what was written, or an error.
+//! Damages a small checkpoint in every way there is and reads it back; prints what came of it as
+//! JSON lines. `corruption DIR EDITS`. What is returned must be what was written, or an error.
 
 #![allow(clippy::unwrap_used, reason = "a measurement may end where it stands")]
 
@@ -8,7 +8,6 @@ use everstep_checkpoint::capture::{Described, Plan, Source, start};
 use everstep_checkpoint::direct::Throttle;
 use everstep_checkpoint::format::index::Tensor;
 use everstep_checkpoint::format::mark::Mark;
-use everstep_checkpoint::memory::Memory;
 use everstep_checkpoint::persist::{self, Target};
 use everstep_checkpoint::replicate::holder::Holder;
 use everstep_checkpoint::replicate::protocol::{Ask, Peer, VERSION, Want, description_crc};
@@ -26,7 +25,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// The largest single allocation so far.
@@ -111,7 +110,7 @@ fn open_slot(path: &Path) -> Result<Shard, String> {
 }
 
 fn open_file(out: &Path) -> Result<Shard, String> {
-    let manifest = persist::read_manifest(&out.join("step-1"))?;
+    let manifest = persist::read_manifest(&out.join("step-1")).map_err(|e| e.to_string())?;
     if manifest.step != 1 || manifest.world_size != 1 {
         return Err("another checkpoint".into());
     }
@@ -219,7 +218,8 @@ fn edits(
     say(what, count, counts, 0);
 }
 
-/// Sessions with a holder in which some frame is not what it should be. What it then holds must be whole.
+/// Sessions with a holder in which some frame is not what it should be. What it then holds must be
+/// whole.
 fn frames(directory: &Path, source: &Arc<Slot>, count: usize) {
     let kept = directory.join("kept");
     fs::create_dir_all(&kept).unwrap();
@@ -231,7 +231,8 @@ fn frames(directory: &Path, source: &Arc<Slot>, count: usize) {
     let mut dice = Dice(0x2545_f491_4f6c_dd1d);
     let mut counts = [0; 3];
     for _ in 0..count {
-        let region = source.memory().load(REGION_AT, source.region_bytes() as usize).unwrap();
+        let mut region = vec![0; source.region_bytes() as usize];
+        assert!(source.load(0, &mut region));
         let mut extent = 0u64.to_le_bytes().to_vec();
         extent.extend((region.len() as u32).to_le_bytes());
         extent.extend(&region);
@@ -271,7 +272,8 @@ fn frames(directory: &Path, source: &Arc<Slot>, count: usize) {
 }
 
 fn hold(directory: &Path) -> (Arc<Holder>, Peer) {
-    let holder = Arc::new(Holder::new(vec![directory.into()], job_hash("j")));
+    // SAFETY: no other holder has this directory.
+    let holder = Arc::new(unsafe { Holder::new(vec![directory.into()], job_hash("j")) });
     holder.set_token(Token::from_text("t"));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -316,9 +318,11 @@ fn main() {
         let mut bad = whole.clone();
         bad[at] ^= 1 << (at % 8);
         fs::write(&replica_path, &bad).unwrap();
-        let target = Slot::reserve(&back, slot_bytes(64 << 10, 4096)).unwrap();
+        let target = Arc::new(Slot::reserve(&back, slot_bytes(64 << 10, 4096)).unwrap());
         let want = Want { rank: 0, world_size: 1, generation: 1, step: 1 };
-        let got = find(&peer, want).and_then(|f| fill(&target, vec![f], std::slice::from_ref(&peer), want, 1));
+        // SAFETY: nobody else uses the slot.
+        let fill = |f| unsafe { fill(&target, vec![(&peer, f)], want, 1, &AtomicBool::new(false)) };
+        let got = find(&peer, want).and_then(fill);
         counts[if got.is_ok() { read(open_slot(&back)) } else { 0 }] += 1;
     }
     fs::write(&replica_path, &whole).unwrap();

@@ -1,16 +1,17 @@
-//! Computes parity as the agents do, beside the limits of the machine; prints seconds as JSON lines. For the figures:
-//! `erasure code ROUNDS` (cache-hot pieces), `erasure nodes DIR NODES PARITY BYTES ROUNDS` (that many nodes' slots to sealed
-//! parity over loopback, then a lost shard), `erasure copies DIR NODES REPLICAS BYTES ROUNDS` (full copies, the same way).
+//! Computes parity as the agents do, beside the limits of the machine; prints seconds as JSON
+//! lines. For the figures: `erasure code ROUNDS` (cache-hot pieces), `erasure nodes DIR NODES
+//! PARITY BYTES ROUNDS` (that many nodes' slots to sealed parity over loopback, then a lost shard),
+//! `erasure copies DIR NODES REPLICAS BYTES ROUNDS` (full copies, the same way).
 
 #![allow(clippy::unwrap_used, reason = "a measurement may end where it stands")]
 
-use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, job_hash, slot_bytes};
+use everstep_checkpoint::arena::{Label, Pin, Slot, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{Described, Plan, Source, start};
 use everstep_checkpoint::erasure::code::{Encoder, PIECE_BYTES};
-use everstep_checkpoint::erasure::encode::{Streams, Task, encode};
+use everstep_checkpoint::erasure::encode::{Task, encode};
 use everstep_checkpoint::erasure::rebuild::{self, outline};
+use everstep_checkpoint::erasure::streams::Streams;
 use everstep_checkpoint::format::index::Tensor;
-use everstep_checkpoint::memory::Memory;
 use everstep_checkpoint::replicate::holder::Holder;
 use everstep_checkpoint::replicate::protocol::{ParityWant, Peer, Want};
 use everstep_checkpoint::replicate::push::{Link, Open, Window};
@@ -21,6 +22,7 @@ use everstep_wire::token::Token;
 use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 const JOB: &str = "figure";
@@ -47,8 +49,8 @@ fn random(bytes: usize, seed: u64) -> Vec<u8> {
     data
 }
 
-/// Four pieces and their parity, again and again, on two threads: everything stays in the cache. And a copy of the same bytes
-/// within the cache, as the limit.
+/// Four pieces and their parity, again and again, on two threads: everything stays in the cache.
+/// And a copy of the same bytes within the cache, as the limit.
 fn code(rounds: u64) {
     const TIMES: usize = 2000;
     let both = |work: &(dyn Fn() + Sync)| seconds(|| std::thread::scope(|s| (0..2).for_each(|_| drop(s.spawn(work)))));
@@ -84,7 +86,8 @@ struct Node {
 
 fn node(directory: &Path, rank: u64, world: u64, bytes: usize) -> Node {
     std::fs::create_dir_all(directory).unwrap();
-    let holder = Arc::new(Holder::new(vec![directory.into()], job_hash(JOB)));
+    // SAFETY: no other holder has this directory.
+    let holder = Arc::new(unsafe { Holder::new(vec![directory.into()], job_hash(JOB)) });
     holder.set_token(Token::from_text("secret"));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -162,7 +165,7 @@ fn lost(nodes: &[Node], parity: usize, step: u64) -> rebuild::Task {
 
 fn nodes(directory: &Path, count: usize, parity: usize, bytes: usize, rounds: u64) {
     let nodes = group(directory, count, bytes);
-    let back = Slot::reserve(&directory.join("back"), slot_bytes(bytes as u64, 1 << 20)).unwrap();
+    let back = Arc::new(Slot::reserve(&directory.join("back"), slot_bytes(bytes as u64, 1 << 20)).unwrap());
     back.populate().unwrap();
     // The first steps find no memory yet, and no streams.
     for step in 1..=rounds + 2 {
@@ -172,14 +175,24 @@ fn nodes(directory: &Path, count: usize, parity: usize, bytes: usize, rounds: u6
             std::thread::scope(|s| {
                 for at in 0..count {
                     let (task, node) = (task(&nodes, parity, at, step), &nodes[at]);
-                    s.spawn(move || encode(&task, &node.holder, &node.streams, &Open, Window::default()).unwrap());
+                    s.spawn(move || {
+                        // SAFETY: each node computes one stripe at a time.
+                        unsafe { encode(&task, &node.holder, &node.streams, &Open, Window::default()) }.unwrap();
+                    });
                 }
             });
         });
         let task = lost(&nodes, parity, step);
-        let rebuilding = seconds(|| task.fill(&back, &outline(&task).unwrap()).unwrap());
-        let (own, copy) = (nodes[0].slot.memory(), back.memory());
-        assert!(own.load(REGION_AT, bytes) == copy.load(REGION_AT, bytes));
+        let rebuilding = seconds(|| {
+            // SAFETY: nobody else uses the slot.
+            unsafe { task.fill(&back, &outline(&task).unwrap(), &AtomicBool::new(false)) }.unwrap();
+        });
+        let region = |slot: &Slot| {
+            let mut region = vec![0; bytes];
+            assert!(slot.load(0, &mut region));
+            region
+        };
+        assert!(region(&nodes[0].slot) == region(&back));
         if step > 2 {
             let (state, held) = ((count * bytes) as f64, held(&nodes, step) as f64);
             let (encode, rebuild) = (state / took / 1e9, bytes as f64 / rebuilding / 1e9);

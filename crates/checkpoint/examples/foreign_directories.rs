@@ -1,6 +1,7 @@
-//! Random sequences of publish, prune, restore and save by two jobs, in directories with foreign, damaged, linked and half-written
-//! entries, while calls to the file system fail. `foreign_directories SEQUENCES SEED [planted]`: prints what was found as JSON; `planted`
-//! deletes by the old rule (whatever is called `step-N` and has no manifest), which must be found out.
+//! Random sequences of publish, prune, restore and save by two jobs, in directories with foreign,
+//! damaged, linked and half-written entries, while calls to the file system fail.
+//! `foreign_directories SEQUENCES SEED [planted]`: prints what was found as JSON; `planted` deletes
+//! by the old rule (whatever is called `step-N` and has no manifest), which must be found out.
 #![allow(clippy::unwrap_used, reason = "a test may end where it stands")]
 
 use everstep_checkpoint::arena::{Label, Pin, Slot, job_hash, slot_bytes};
@@ -8,8 +9,7 @@ use everstep_checkpoint::capture::{Described, Plan, Source, start};
 use everstep_checkpoint::direct::Throttle;
 use everstep_checkpoint::format::index::Tensor;
 use everstep_checkpoint::format::mark::Mark;
-use everstep_checkpoint::lineage::From;
-use everstep_checkpoint::persist::{self, Target, faults};
+use everstep_checkpoint::persist::{self, Origin, Target, faults};
 use everstep_checkpoint::restore::Shard;
 use everstep_checkpoint::retain::Policy;
 use everstep_core::id::Rank;
@@ -242,14 +242,14 @@ impl World {
         }
         let Some((step, path, manifest)) = from else { return };
         let (asked, run) = (to.is_some(), self.mark.run);
-        let place = persist::place_of(manifest, Some(run));
-        let (path, mark) = (path.clone(), self.mark);
+        let (path, manifest, mark) = (path.clone(), manifest.clone(), self.mark);
         let beyond = line.iter().filter(|(s, _, m)| *s > step && m.is_ok()).map(|(_, p, _)| p.clone());
         let beyond: Vec<PathBuf> = beyond.collect();
         let before = persist::recorded(&self.out, Some(run)).unwrap().map(|r| r.lineage);
-        let begun = match self.failing(random, |w| persist::begin(&w.out, From::Durable(place), asked, &mark)) {
+        let begun = match self.failing(random, |w| persist::begin(&w.out, Origin::Durable(&manifest), asked, &mark)) {
             Ok(lineage) => Some(lineage),
-            // The script ends at its first step. The next life goes on from where this one has begun, if that is recorded.
+            // The script ends at its first step. The next life goes on from where this one has
+            // begun, if that is recorded.
             Err(_) => persist::recorded(&self.out, Some(run))
                 .unwrap()
                 .map(|r| r.lineage)
@@ -267,7 +267,8 @@ impl World {
         self.step = step;
     }
 
-    /// The newest two claimed steps of the running branch are there, all protected entries are as they were.
+    /// The newest two claimed steps of the running branch are there, all protected entries are as
+    /// they were.
     fn check(&mut self) {
         for (path, was) in &self.protected {
             if hash(path) != *was {
@@ -286,6 +287,34 @@ impl World {
         }
         // What retention let go while there were newer ones.
         self.claimed.retain(|s| line.contains(s));
+        self.check_copy(&line);
+    }
+
+    /// A copy of the directory continues what the directory would.
+    fn check_copy(&mut self, line: &BTreeSet<u64>) {
+        let copy = self.out.with_file_name("copy");
+        let _ = fs::remove_dir_all(&copy);
+        fs::create_dir(&copy).unwrap();
+        let whole = |path: &Path| path.is_dir() && !path.is_symlink();
+        for entry in fs::read_dir(&self.out).unwrap().flatten() {
+            let (path, to) = (entry.path(), copy.join(entry.file_name()));
+            if path.is_file() {
+                fs::copy(&path, &to).unwrap();
+            } else if whole(&path) {
+                fs::create_dir(&to).unwrap();
+                for file in fs::read_dir(&path).unwrap().flatten().filter(|f| f.path().is_file()) {
+                    fs::copy(file.path(), to.join(file.file_name())).unwrap();
+                }
+            }
+        }
+        if persist::run_id(&copy).unwrap() == self.mark.run {
+            self.found.push("a copy has the run id of its original".into());
+        }
+        let there = persist::line(&copy).unwrap();
+        let there: BTreeSet<u64> = there.into_iter().filter(|(_, _, m)| m.is_ok()).map(|(s, ..)| s).collect();
+        if there.last() != line.last() {
+            self.found.push(format!("a copy continues {:?} instead of {:?}", there.last(), line.last()));
+        }
     }
 }
 
@@ -321,7 +350,7 @@ fn sequence(scratch: &Path, slot: &Arc<Slot>, random: &mut Random, planted: bool
         found: Vec::new(),
     };
     world.foreign(random);
-    world.branch = persist::begin(&world.out, From::Scratch, false, &mark).unwrap().branch;
+    world.branch = persist::begin(&world.out, Origin::Scratch, false, &mark).unwrap().branch;
     for _ in 0..4 + random.below(10) {
         let what = random.below(12);
         trace(|| format!("{what} at {} claimed {:?} {:?}", world.step, world.claimed, names(&world.out)));
@@ -340,7 +369,8 @@ fn sequence(scratch: &Path, slot: &Arc<Slot>, random: &mut Random, planted: bool
                 let _ = world.failing(random, |w| persist::prune_outside(&w.out, policy, false));
             }
             10 => {
-                // A second job of the run, one that wakes up late: it deletes by its own, older mark.
+                // A second job of the run, one that wakes up late: it deletes by its own, older
+                // mark.
                 let late = Mark { generation: world.mark.generation.saturating_sub(1), ..world.mark };
                 let policy = Policy { last: KEEP, every: None, epochs: true, abandoned: false };
                 let _ = world.failing(random, |w| persist::prune(&w.out, policy, &late));
@@ -411,7 +441,9 @@ fn main() {
         }
     }
     let found = serde_json::json!({
-        "sequences": number(1), "faults": faults, "protected": protected, "bad": bad, "examples": examples,
+        "sequences": number(1), "seed": number(2), "faults": faults, "protected": protected, "bad": bad, "examples": examples,
     });
     println!("{found}");
+    // The control is expected to lose something.
+    std::process::exit(i32::from(bad > 0 && !planted));
 }

@@ -1,6 +1,7 @@
-//! Moves bytes as the agent does, beside the bare system calls that are its limit; prints seconds as JSON lines.
-//! For the figures: `transfer serve DIR HOST`, `transfer send HOLDER RAW DIR BYTES ROUNDS`,
-//! `transfer persist DIR MEMORY BYTES ROUNDS`, `transfer commits DIR MEMORY BYTES ROUNDS`, `transfer slot FILE BYTES`, `transfer load FILE (memcpy|verified|unverified)`.
+//! Moves bytes as the agent does, beside the bare system calls that are its limit; prints seconds
+//! as JSON lines. For the figures: `transfer serve DIR HOST`, `transfer send HOLDER RAW DIR BYTES
+//! ROUNDS`, `transfer persist DIR MEMORY BYTES ROUNDS`, `transfer commits DIR MEMORY BYTES ROUNDS`,
+//! `transfer slot FILE BYTES`, `transfer load FILE (memcpy|verified|unverified)`.
 
 #![allow(clippy::unwrap_used, reason = "a measurement may end where it stands")]
 
@@ -26,7 +27,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 const MARK: Mark = Mark { run: RunId(1), epoch: 1, generation: 1, attempt: 0 };
@@ -82,7 +83,8 @@ fn slot(path: &Path, bytes: usize, step: u64) -> Arc<Slot> {
 
 /// Keeps replicas, and beside that swallows or sends raw bytes.
 fn serve(directory: &Path, host: &str) {
-    let holder = Arc::new(Holder::new(vec![directory.into()], job_hash("j")));
+    // SAFETY: no other holder has this directory.
+    let holder = Arc::new(unsafe { Holder::new(vec![directory.into()], job_hash("j")) });
     holder.set_token(Token::from_text("t"));
     let raw = TcpListener::bind((host, 0)).unwrap();
     let listener = TcpListener::bind((host, 0)).unwrap();
@@ -160,7 +162,7 @@ fn send(addresses: (&str, &str), directory: &Path, bytes: usize, rounds: u64) {
     let room = |name: &str| {
         let slot = Slot::reserve(&directory.join(name), slot_bytes(bytes as u64, 2 << 20)).unwrap();
         slot.populate().unwrap();
-        slot
+        Arc::new(slot)
     };
     let (back, scratch) = (room("back"), room("scratch"));
     for round in 0..=rounds + 1 {
@@ -172,7 +174,8 @@ fn send(addresses: (&str, &str), directory: &Path, bytes: usize, rounds: u64) {
         timed(&named("pull", round), || {
             let want = Want { rank: 0, world_size: 1, generation: 1, step: round + 1 };
             let found = find(&peer, want).unwrap();
-            fill(&back, vec![found], std::slice::from_ref(&peer), want, 2).unwrap();
+            // SAFETY: nobody else uses the slot.
+            unsafe { fill(&back, vec![(&peer, found)], want, 2, &AtomicBool::new(false)) }.unwrap();
         });
     }
 }
@@ -227,7 +230,8 @@ fn persist_rounds(directory: &Path, memory: &Path, bytes: usize, rounds: u64) {
     }
 }
 
-/// Commits of small checkpoints with retention after each, for whoever records what is asked of the file system.
+/// Commits of small checkpoints with retention after each, for whoever records what is asked of the
+/// file system.
 fn commits(out: &Path, memory: &Path, bytes: usize, rounds: u64) {
     for step in 1..=rounds {
         let slot = slot(&memory.join("slot"), bytes, step);

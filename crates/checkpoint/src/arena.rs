@@ -1,18 +1,22 @@
 //! The arena: per worker a few slots on tmpfs, each holding one captured step. Slots survive the
 //! death of the worker and of the agent.
 //!
-//! Slot protocol: FREE → WRITING → SEALED ([`crate::state_word`]; then REPLICATED(n) → DURABLE, which are notes for people). A slot
-//! has one writer at a time: its worker while the worker runs, otherwise the node's agent. Sealing is one release store after
-//! everything else is in place. A crash while WRITING leaves the other slots untouched.
+//! Slot protocol: FREE → WRITING → SEALED ([`crate::state_word`]; then REPLICATED(n) → DURABLE,
+//! which are notes for people). A slot has one writer at a time ([`Writing`]): its worker while the
+//! worker runs, otherwise the node's agent. Sealing is one release store after everything else is
+//! in place. A crash while WRITING leaves the other slots untouched.
 //!
-//! The superblock and the index are written and read word by word, and have checksums, so anybody may look at them at any time. The
-//! region is plain memory. Those who read it in place are counted in the slot ([`Slot::read`]), or know that no writer is active
-//! ([`Slot::still_region`]). Others copy it out ([`Slot::load`]), and detect by the checksums that it was written meanwhile. Damaged
-//! chunks of a sealed slot are replaced by the agent, at the request of a worker that waits for it ([`Slot::repair`]).
+//! The superblock and the index are written and read word by word, and have checksums, so anybody
+//! may look at them at any time. The region is plain memory. Those who read it in place are counted
+//! in the slot ([`Slot::read`]), or know that no writer is active ([`Slot::still_region`]). Others
+//! copy it out ([`Slot::load`]), and detect by the checksums that it was written meanwhile. Damaged
+//! chunks of a sealed slot are replaced by the agent, at the request of a worker that waits for it
+//! ([`Slot::repair`]).
 //!
-//! A slot that is being read is not written, whatever becomes of its pins. A count outlives a process that dies while it reads. So
-//! only agents are counted, and processes whose slots nobody else can open. An agent that starts has the node lock, so its
-//! predecessor has ended, and it clears the counts before it reads anything ([`Slot::forget_readers`]).
+//! A slot that is being read is not written, whatever becomes of its pins. A count outlives a
+//! process that dies while it reads. So only agents are counted, and processes whose slots nobody
+//! else can open. An agent that starts has the node lock, so its predecessor has ended, and it
+//! clears the counts before it reads anything ([`Slot::forget_readers`]).
 //!
 //! ```text
 //!  0        4096                      index_at            end
@@ -24,7 +28,6 @@
 
 use crate::format::digest::crc;
 use crate::format::index::Index;
-use crate::fused::Running;
 use crate::memory::Memory;
 use crate::shm::Mapping;
 use crate::state_word::StateWord;
@@ -35,7 +38,6 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 const MAGIC: u64 = 0x3174_6f6c_7370_6574; // "tepslot1"
 /// Where the region begins.
@@ -101,8 +103,8 @@ pub enum SlotError {
     Damaged(String),
 }
 
-/// Identifies a run in a superblock: its id, and the kind of state where there are several. What is in memory counts only for the
-/// directory that it was captured for, whatever the job is called.
+/// Identifies a run in a superblock: its id, and the kind of state where there are several. What is
+/// in memory counts only for the directory that it was captured for, whatever the job is called.
 #[must_use]
 pub fn run_label(run: &str) -> u64 {
     crc(run.as_bytes())
@@ -179,9 +181,19 @@ impl<M: Memory> Slot<M> {
         &self.path
     }
 
-    /// The memory, including the superblock and the index.
+    /// Length in bytes, with the superblock and the index.
     #[must_use]
-    pub fn memory(&self) -> &M {
+    pub fn bytes(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Returns the memory, including the superblock and the index.
+    ///
+    /// # Safety
+    /// Whoever writes through it has begun to write the slot ([`Slot::begin`]), or knows that
+    /// nobody reads it in place. The words of the superblock change only as the protocol allows.
+    #[must_use]
+    pub unsafe fn memory(&self) -> &M {
         &self.memory
     }
 
@@ -213,7 +225,8 @@ impl<M: Memory> Slot<M> {
         self.is_slot() && self.state_word().pinned()
     }
 
-    /// Returns whether the slot cannot be written now: it has a pin, is being read in place, or is being repaired.
+    /// Returns whether the slot cannot be written now: it has a pin, is being read in place, or is
+    /// being repaired.
     #[must_use]
     pub fn in_use(&self) -> bool {
         self.is_slot() && self.state_word().in_use()
@@ -225,7 +238,8 @@ impl<M: Memory> Slot<M> {
         self.is_slot() && self.state_word().pinned_for(pin)
     }
 
-    /// Pins a sealed slot; false when it is not sealed (any more). Who pins must look at the label after that.
+    /// Pins a sealed slot; false when it is not sealed (any more). Who pins must look at the label
+    /// after that.
     #[must_use]
     pub fn pin(&self, pin: Pin) -> bool {
         self.is_slot() && self.state_word().pin(pin)
@@ -234,21 +248,6 @@ impl<M: Memory> Slot<M> {
     /// Removes a pin. Those who read the slot in place go on undisturbed.
     pub fn release(&self, pin: Pin) {
         self.state_word().release(pin);
-    }
-
-    /// Begins to write: what the slot held is gone. Returns false if the slot is in use ([`Slot::in_use`]).
-    #[must_use]
-    pub fn begin(&self) -> bool {
-        if self.is_slot() {
-            if !self.state_word().begin() {
-                return false;
-            }
-        } else {
-            self.state_word().begin_new();
-            self.set(0, MAGIC);
-        }
-        self.set(SUM, 0);
-        true
     }
 
     /// Notes for people.
@@ -262,7 +261,8 @@ impl<M: Memory> Slot<M> {
         self.set(REPLICAS, replicas);
     }
 
-    /// Notes what tells the part of it that ranks have in common from another; for ranks that hold the same.
+    /// Notes what tells the part of it that ranks have in common from another; for ranks that hold
+    /// the same.
     pub fn note_digest(&self, digest: u64) {
         self.set(DIGEST, digest.max(1));
     }
@@ -284,58 +284,11 @@ impl<M: Memory> Slot<M> {
         slot_bytes(region, index_bytes) <= self.memory.len() as u64
     }
 
-    /// Writes down what the region of a slot holds or will hold, without sealing it.
-    ///
-    /// # Errors
-    /// When the index does not fit; `ResourceBusy` when nobody is writing the slot.
-    pub fn describe(&self, label: Label, index: &[u8], region: u64) -> io::Result<()> {
-        self.describe_in_parts(label, &[index], region)
-    }
-
-    /// As [`Slot::describe`], for an index that comes in several parts.
-    ///
-    /// # Errors
-    /// As [`Slot::describe`].
-    pub fn describe_in_parts(&self, label: Label, index: &[&[u8]], region: u64) -> io::Result<()> {
-        let at = REGION_AT as u64 + region.next_multiple_of(4096);
-        let begins = usize::try_from(at).map_err(io::Error::other)?;
-        self.check_writable()?;
-        let end = self.memory.store(begins, index)?;
-        let mut sum = Running::default();
-        index.iter().for_each(|part| sum.read(part));
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-        for (word, value) in [
-            (RUN, label.run),
-            (RANK, label.rank),
-            (WORLD, label.world_size),
-            (GENERATION, label.generation),
-            (STEP, label.step),
-            (PURPOSE, label.purpose as u64),
-            (SHARED, u64::from(label.shared)),
-            (INDEX_AT, at),
-            (INDEX_BYTES, (end - begins) as u64),
-            (INDEX_CRC, sum.value()),
-            (REGION_BYTES, region),
-            (SEALED_AT, now),
-            (REPLICAS, 0),
-            (DURABLE, 0),
-            (DIGEST, 0),
-        ] {
-            self.set(word, value);
-        }
-        self.set(SUM, self.sum());
-        Ok(())
-    }
-
-    /// Another generation counts as the one that has captured it. Nobody else may use the slot meanwhile.
+    /// Another generation counts as the one that has captured it. Nobody else may use the slot
+    /// meanwhile.
     pub fn relabel(&self, generation: u64) {
         self.set(GENERATION, generation);
         self.set(SUM, self.sum());
-    }
-
-    /// The seal, after everything else is in place.
-    pub fn finish(&self, pin: Option<Pin>) {
-        self.state_word().seal(pin);
     }
 
     fn sum(&self) -> u64 {
@@ -422,7 +375,9 @@ impl<M: Memory> Slot<M> {
 }
 
 mod region;
+mod writing;
 pub use region::{Reader, Repair};
+pub use writing::Writing;
 
 #[cfg(test)]
 mod protocol;

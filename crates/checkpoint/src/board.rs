@@ -1,5 +1,5 @@
-//! The step board: one page of atomics per worker. The worker writes it with plain stores (no system
-//! call in the training loop), its agent reads it; three words go the other way.
+//! The step board: one page of atomics per worker. The worker writes it with plain stores (no
+//! system call in the training loop), its agent reads it; three words go the other way.
 
 use crate::memory::Memory;
 use crate::process;
@@ -18,23 +18,9 @@ const SECTION_BYTES: usize = 64;
 const FAILURE_AT: usize = 1024;
 const FAILURE_BYTES: usize = 1024;
 
-macro_rules! words {
-    ($($(#[$doc:meta])* $name:ident = $index:expr),* $(,)?) => {
-        /// A word of the board. All are unsigned; times are nanoseconds.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Word { $($(#[$doc])* $name = $index),* }
-
-        impl Word {
-            /// The word with this name, for bindings.
-            #[must_use]
-            pub fn named(name: &str) -> Option<Word> {
-                match name { $(stringify!($name) => Some(Word::$name),)* _ => None }
-            }
-        }
-    };
-}
-
-words! {
+/// A word of the board. All are unsigned; times are nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
     /// Identifies the page.
     Magic = 0,
     /// Generation of the worker that writes.
@@ -81,9 +67,9 @@ words! {
     FlagsStop = 21,
     /// 1 once the worker writes down its stacks when it is asked to.
     Stacks = 22,
-    /// The script is over: 1 once its interpreter shuts down, 2 once something called `os._exit` in that;
-    /// 3 once something called `os._exit(0)` before that; 256 and its exit code once the interpreter of a script that
-    /// has failed shuts down.
+    /// The script is over: 1 once its interpreter shuts down, 2 once something called `os._exit` in
+    /// that; 3 once something called `os._exit(0)` before that; 256 and its exit code once the
+    /// interpreter of a script that has failed shuts down.
     ShuttingDown = 23,
     /// From the agent: wait at the end of this step, plus 1, for the next world; 0: go on.
     HoldAt = 28,
@@ -95,7 +81,8 @@ words! {
     Durable = 25,
     /// From the agent: persist the snapshot of this step, plus 1.
     PersistAt = 26,
-    /// From the agent: capture multiples of the low [`EVERY_BITS`] bits, from the step in the others on; 0: each step.
+    /// From the agent: capture multiples of the low [`EVERY_BITS`] bits, from the step in the
+    /// others on; 0: each step.
     SnapshotEvery = 35,
     /// What is known of the training network: see [`Network`].
     Network = 29,
@@ -119,11 +106,13 @@ words! {
     StepAt = 42,
     /// Rises while the interpreter lock can be had at once: nobody runs Python.
     FreeTicks = 43,
-    /// What it does: ranks that hold the same parameters (one pipeline stage) have the same number; 0: not known.
+    /// What it does: ranks that hold the same parameters (one pipeline stage) have the same number;
+    /// 0: not known.
     Role = 44,
     /// 1 while the loop waits for the copies of its newest step.
     AwaitsCopies = 33,
-    /// 1: one part of a copy under way at a time (Gemini's scheme without its pipeline, to measure it).
+    /// 1: one part of a copy under way at a time (Gemini's scheme without its pipeline, to measure
+    /// it).
     OneBuffer = 34,
     /// From the agent: newest step that all nodes hold with its copies, plus 1.
     Replicated = 32,
@@ -131,9 +120,11 @@ words! {
     PersistFailures = 45,
     /// From the agent: the step of the last one of them.
     FailedStep = 46,
-    /// 1: `Step` and `Restored` are the training's own numbers; 0: steps are counted since the process started.
+    /// 1: `Step` and `Restored` are the training's own numbers; 0: steps are counted since the
+    /// process started.
     Numbered = 47,
-    /// The process that writes, see [`Board::claim`]: its number in the low 32 bits, and when it was started; 0: nobody yet.
+    /// The process that writes, see [`Board::claim`]: its number in the low 32 bits, and when it
+    /// was started; 0: nobody yet.
     Worker = 48,
     /// Steps that the script is to complete in all; 0: not known.
     Total = 49,
@@ -243,9 +234,10 @@ impl Board {
         Ok(Board { map })
     }
 
-    /// Makes this process the worker that this page is of; its agent believes nobody else. False if another process is,
-    /// has not ended, and has restored or completed a step: a script may start programs that use everstep, too. Where a
-    /// launched program starts the script, the script gets it, even if that program has imported torch.
+    /// Makes this process the worker that this page is of; its agent believes nobody else. False if
+    /// another process is, has not ended, and has restored or completed a step: a script may start
+    /// programs that use everstep, too. Where a launched program starts the script, the script gets
+    /// it, even if that program has imported torch.
     #[must_use]
     pub fn claim(&self) -> bool {
         let (own, word) = (process::this(), self.map.word(Word::Worker as usize * 8));
@@ -263,15 +255,17 @@ impl Board {
         true
     }
 
-    /// Whether this process, which has claimed the page, is still the one that it is of; false in a forked child.
+    /// Whether this process, which has claimed the page, is still the one that it is of; false in a
+    /// forked child.
     #[must_use]
     pub fn is_mine(&self) -> bool {
         // No other process can have claimed it with this number since.
         self.is_of(std::process::id())
     }
 
-    /// Whether the process that has claimed the page has not ended. `None` if nobody has claimed it, or if this process
-    /// cannot tell: the number means another process, or none, in another pid namespace (a container).
+    /// Whether the process that has claimed the page has not ended. `None` if nobody has claimed
+    /// it, or if this process cannot tell: the number means another process, or none, in another
+    /// pid namespace (a container).
     #[must_use]
     pub fn worker_lives(&self) -> Option<bool> {
         let worker = self.get(Word::Worker);
@@ -312,7 +306,8 @@ impl Board {
     pub fn note_failure(&self, step: u64, why: &str) {
         let end = (0..=FAILURE_BYTES.min(why.len())).rev().find(|end| why.is_char_boundary(*end));
         let text = why.get(..end.unwrap_or(0)).unwrap_or_default();
-        // Readers look at the count first and last: a sentence that changes meanwhile is read again.
+        // Readers look at the count first and last: a sentence that changes meanwhile is read
+        // again.
         let _ = self.map.store(FAILURE_AT + 8, &[text.as_bytes()]);
         self.map.word(FAILURE_AT).store(text.len() as u64, Ordering::Release);
         self.set(Word::FailedStep, step);
@@ -333,7 +328,8 @@ impl Board {
         }
     }
 
-    /// A step is sealed: says so, and wakes the agent. Called by the capture, not by the training loop.
+    /// A step is sealed: says so, and wakes the agent. Called by the capture, not by the training
+    /// loop.
     pub fn announce_sealed(&self, step: u64) {
         self.set(Word::Sealed, step + 1);
         self.wake(Word::Sealed);
@@ -375,7 +371,8 @@ impl Board {
         }
     }
 
-    /// The network falls idle, probably until `until` (monotonic nanoseconds): wakes who waits for that.
+    /// The network falls idle, probably until `until` (monotonic nanoseconds): wakes who waits for
+    /// that.
     pub fn announce_idle(&self, until: u64) {
         self.set(Word::IdleUntil, until);
         self.set(Word::CommBusy, 0);
@@ -401,7 +398,8 @@ impl Board {
         let now = monotonic();
         let since = self.get(Word::SectionSince);
         if let Some(total) = Section::of(self.get(Word::SectionKind)).and_then(Section::total).filter(|_| since > 0) {
-            // First that it is over, then how long it was: a look in between misses it for a moment and does not count it twice.
+            // First that it is over, then how long it was: a look in between misses it for a moment
+            // and does not count it twice.
             self.set(Word::SectionSince, 0);
             self.add(total, now.saturating_sub(since));
         }

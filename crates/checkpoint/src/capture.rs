@@ -4,11 +4,12 @@
 //! returns; parameters and optimizer state are copied while the next iteration computes, and the
 //! next weight update waits for them ([`Capture::wait`], the fence).
 //!
-//! In that window the script may write to its weights in ways that go unnoticed (`p.data`, a NumPy view, a kernel). So,
-//! with [`Plan::compare`], checksums of what is copied late are computed before [`start`] returns, which takes a read
-//! instead of a copy. If those of the copy differ, the capture is [`Torn`] and the slot is not sealed.
+//! In that window the script may write to its weights in ways that go unnoticed (`p.data`, a NumPy
+//! view, a kernel). So, with [`Plan::compare`], checksums of what is copied late are computed
+//! before [`start`] returns, which takes a read instead of a copy. If those of the copy differ, the
+//! capture is [`Torn`] and the slot is not sealed.
 
-use crate::arena::{Label, Pin, REGION_AT, Slot};
+use crate::arena::{Label, Pin, Slot, Writing};
 use crate::board::Board;
 use crate::copiers::{BACKGROUND, FOREGROUND};
 use crate::format::digest::CHUNK_BYTES;
@@ -101,7 +102,8 @@ impl Described {
         usize::try_from(self.bytes.div_ceil(CHUNK_BYTES as u64)).unwrap_or(usize::MAX)
     }
 
-    /// The JSON of an [`Index`] after [`INDEX_BEGINS`]: that of the tensors that all captures have, and the rest.
+    /// The JSON of an [`Index`] after [`INDEX_BEGINS`]: that of the tensors that all captures have,
+    /// and the rest.
     fn index(&self, crcs: &[u64]) -> io::Result<(&[u8], Vec<u8>)> {
         let mut rest = Vec::with_capacity(self.own.len() + crcs.len() * 21 + 32);
         rest.extend_from_slice(&self.own);
@@ -131,7 +133,8 @@ pub struct Plan {
     pub compare: bool,
 }
 
-/// Bytes that ranks with the same state have in common: those before the first source that changes outside the optimizer.
+/// Bytes that ranks with the same state have in common: those before the first source that changes
+/// outside the optimizer.
 fn alike(sources: &[Source]) -> usize {
     sources.iter().take_while(|s| !s.eager).map(|s| s.bytes).sum()
 }
@@ -169,21 +172,25 @@ impl InOrder {
 /// Starts to fill `slot`.
 ///
 /// # Safety
-/// Every source must stay readable until [`Capture::wait`] returns.
+/// Every source must stay readable until [`Capture::wait`] returns, and lie outside the slot. The
+/// caller may write the slot until then, as [`Slot::begin`] requires.
 ///
 /// # Errors
-/// `StorageFull` when the state has outgrown the slot; `ResourceBusy` when it has just been pinned or begun to be read.
+/// `StorageFull` when the state has outgrown the slot; `ResourceBusy` when it has just been pinned
+/// or begun to be read.
 pub unsafe fn start<M: Memory + 'static>(
     slot: Arc<Slot<M>>,
     plan: Plan,
     board: Option<Arc<Board>>,
 ) -> io::Result<Capture> {
-    let filling = Filling::begin(slot, plan.tensors, plan.label, plan.persist, alike(&plan.sources))?;
-    let slot = Arc::clone(&filling.slot);
+    // SAFETY: the caller lets nobody else write the slot until it is sealed or dropped.
+    let filling = unsafe { Filling::begin(slot, plan.tensors, plan.label, plan.persist, alike(&plan.sources))? };
+    let slot = Arc::clone(filling.slot.slot());
     let (pieces, bytes) = in_order(&plan.sources);
     for (at, source) in pieces.iter().filter(|(_, s)| s.eager) {
-        // SAFETY: the caller promises that the source is readable, and `filling` writes this slot alone.
-        unsafe { slot.memory().copy_from(REGION_AT + at, source.address as *const u8, source.bytes)? };
+        // SAFETY: the caller promises that the source is readable, and `filling` writes this slot
+        // alone.
+        unsafe { slot.copy_from(*at, source.address as *const u8, source.bytes)? };
     }
     let (threads, pieces): (usize, Arc<[_]>) = (plan.threads.max(1), pieces.into());
     // SAFETY: the caller keeps the sources readable until the capture is done.
@@ -212,14 +219,16 @@ pub unsafe fn start<M: Memory + 'static>(
     Ok(Capture { running: Some(running) })
 }
 
-/// How long the training thread waits for the rest of an early copy without giving its processor away: in a virtual machine,
-/// waking up takes as long as copying 300 kB. Zero where there is one processor, which the copy needs.
+/// How long the training thread waits for the rest of an early copy without giving its processor
+/// away: in a virtual machine, waking up takes as long as copying 300 kB. Zero where there is one
+/// processor, which the copy needs.
 static PATIENCE: LazyLock<Duration> = LazyLock::new(|| {
     let alone = std::thread::available_parallelism().is_ok_and(|n| n.get() == 1);
     if alone { Duration::ZERO } else { Duration::from_micros(100) }
 });
 
-/// A copy that another thread has begun while the values behind the tensors are still being collected.
+/// A copy that another thread has begun while the values behind the tensors are still being
+/// collected.
 ///
 /// Dropping it waits until no thread reads the sources any more; the slot then holds nothing.
 pub struct Early<M: Memory + 'static = Mapping> {
@@ -228,22 +237,28 @@ pub struct Early<M: Memory + 'static = Mapping> {
 }
 
 impl<M: Memory + 'static> Early<M> {
-    /// Takes `slot` and lets another thread begin to copy. Nothing is sealed before [`Early::finish`].
+    /// Takes `slot` and lets another thread begin to copy. Nothing is sealed before
+    /// [`Early::finish`].
     ///
     /// # Safety
-    /// Every source must stay readable, and unchanged, until `finish` returns or this is dropped.
+    /// As [`start`], until `finish` returns or this is dropped. Until then the sources must not
+    /// change either.
     ///
     /// # Errors
     /// As [`start`].
     pub unsafe fn begin(
         slot: Arc<Slot<M>>,
-        (tensors, sources): (Described, &InOrder),
+        tensors: Described,
+        sources: &InOrder,
         label: Label,
         persist: bool,
     ) -> io::Result<Self> {
-        let filling = Filling::begin(slot, tensors, label, persist, sources.alike)?;
-        // SAFETY: the caller's promise.
-        let pass = unsafe { Pass::new(Arc::clone(&filling.slot), sources.bytes, Arc::clone(&sources.pieces), true) };
+        // SAFETY: the caller lets nobody else write the slot until it is sealed or dropped.
+        let filling = unsafe { Filling::begin(slot, tensors, label, persist, sources.alike)? };
+        // SAFETY: the caller keeps the sources readable and unchanged, and `filling` alone writes
+        // the slot.
+        let pass =
+            unsafe { Pass::new(Arc::clone(filling.slot.slot()), sources.bytes, Arc::clone(&sources.pieces), true) };
         let pass = Arc::new(pass);
         pass.begin(1, &FOREGROUND);
         Ok(Early { filling: Some(filling), pass })
@@ -259,7 +274,7 @@ impl<M: Memory + 'static> Early<M> {
         let mut at = usize::try_from(filling.tensors.bytes).map_err(io::Error::other)?;
         let (described, values): (Vec<Tensor>, Vec<&[u8]>) = values.into_iter().unzip();
         filling.tensors.push(&described)?;
-        filling.check()?;
+        check(&filling.slot, &filling.tensors)?;
         for mut bytes in values {
             while !bytes.is_empty() {
                 let (piece, rest) = bytes.split_at(bytes.len().min(CHUNK_BYTES - at % CHUNK_BYTES));
@@ -284,8 +299,8 @@ impl<M: Memory + 'static> Drop for Early<M> {
 
 /// A slot that is being filled: by [`start`], or by a device with copies of its own.
 #[derive(Debug)]
-pub struct Filling<M = Mapping> {
-    slot: Arc<Slot<M>>,
+pub struct Filling<M: Memory = Mapping> {
+    slot: Writing<M>,
     tensors: Described,
     label: Label,
     persist: bool,
@@ -293,36 +308,26 @@ pub struct Filling<M = Mapping> {
 }
 
 impl<M: Memory + 'static> Filling<M> {
-    /// Takes a slot for `tensors`, one after the other from [`Filling::place`] on. The first `alike` bytes are what
-    /// ranks with the same state have in common: what the optimizer updates, and its state.
+    /// Takes a slot for `tensors`, one after the other from [`Filling::place`] on. The first
+    /// `alike` bytes are what ranks with the same state have in common: what the optimizer updates,
+    /// and its state.
+    ///
+    /// # Safety
+    /// As [`Slot::begin`].
     ///
     /// # Errors
     /// As [`start`].
-    pub fn begin(
+    pub unsafe fn begin(
         slot: Arc<Slot<M>>,
         tensors: Described,
         label: Label,
         persist: bool,
         alike: usize,
     ) -> io::Result<Self> {
-        let filling = Filling { slot, tensors, label, persist, alike };
-        filling.check()?;
-        if !filling.slot.begin() {
-            return Err(io::ErrorKind::ResourceBusy.into());
-        }
-        Ok(filling)
-    }
-
-    /// Checks that readers accept the tensors, and that they fit into the slot.
-    fn check(&self) -> io::Result<()> {
-        let tensors = &self.tensors;
-        let index_bytes = tensors.json_bytes() + tensors.chunks() * 21 + 32;
-        let readable = tensors.header.check(tensors.json_bytes() as u64, tensors.bytes);
-        readable.map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
-        if !self.slot.fits(tensors.bytes, index_bytes as u64) {
-            return Err(io::Error::new(io::ErrorKind::StorageFull, "the state has outgrown its slot"));
-        }
-        Ok(())
+        check(&slot, &tensors)?;
+        // SAFETY: the caller lets nobody else write the slot until it is sealed or dropped.
+        let slot = unsafe { slot.begin() }.ok_or(io::ErrorKind::ResourceBusy)?;
+        Ok(Filling { slot, tensors, label, persist, alike })
     }
 
     /// Returns the address of the first tensor, and the bytes of all.
@@ -331,7 +336,7 @@ impl<M: Memory + 'static> Filling<M> {
     /// When the slot is too short for them.
     pub fn place(&self) -> io::Result<(usize, usize)> {
         let bytes = usize::try_from(self.tensors.bytes).map_err(io::Error::other)?;
-        Ok((self.slot.memory().address(REGION_AT, bytes)? as usize, bytes))
+        Ok((self.slot.region_address(bytes)?, bytes))
     }
 
     /// Computes the checksums of a filled slot, then seals it.
@@ -341,8 +346,9 @@ impl<M: Memory + 'static> Filling<M> {
     pub fn seal(self, threads: usize, board: Option<&Board>) -> io::Result<()> {
         let (address, bytes) = self.place()?;
         let all: Arc<[_]> = Arc::new([(0, Source { address, bytes, eager: true })]);
-        // SAFETY: the source is the slot itself, which `self` keeps mapped.
-        let pass = unsafe { Pass::new(Arc::clone(&self.slot), bytes, all, false) };
+        // SAFETY: the source is the slot itself, which `self` keeps mapped and alone may write.
+        // Whoever has filled it through its address has finished before it is sealed.
+        let pass = unsafe { Pass::new(Arc::clone(self.slot.slot()), bytes, all, false) };
         let crcs = pass.run(threads.max(1), &BACKGROUND)?;
         self.finish(&crcs, board)
     }
@@ -353,7 +359,7 @@ impl<M: Memory + 'static> Filling<M> {
         if self.label.shared && self.alike > 0 {
             self.slot.note_digest(digest(&self.slot, crcs, self.alike));
         }
-        self.slot.finish(self.persist.then_some(Pin::Persist));
+        self.slot.seal(self.persist.then_some(Pin::Persist));
         if let Some(board) = board {
             board.announce_sealed(self.label.step);
         }
@@ -361,21 +367,33 @@ impl<M: Memory + 'static> Filling<M> {
     }
 }
 
-/// A digest of the first `bytes` of a region. Whole chunks have checksums already; the bytes of a partial one are read
-/// again.
+/// Checks that readers accept the tensors, and that they fit into the slot.
+fn check<M: Memory>(slot: &Slot<M>, tensors: &Described) -> io::Result<()> {
+    let index_bytes = tensors.json_bytes() + tensors.chunks() * 21 + 32;
+    let readable = tensors.header.check(tensors.json_bytes() as u64, tensors.bytes);
+    readable.map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
+    if !slot.fits(tensors.bytes, index_bytes as u64) {
+        return Err(io::Error::new(io::ErrorKind::StorageFull, "the state has outgrown its slot"));
+    }
+    Ok(())
+}
+
+/// A digest of the first `bytes` of a region. Whole chunks have checksums already; the bytes of a
+/// partial one are read again.
 fn digest<M: Memory>(slot: &Slot<M>, crcs: &[u64], bytes: usize) -> u64 {
     let (whole, rest) = (bytes / CHUNK_BYTES, bytes % CHUNK_BYTES);
     let mut sum = Running::default();
     crcs.iter().take(whole).for_each(|crc| sum.read(&crc.to_le_bytes()));
-    // SAFETY: the slot is complete and not sealed yet: nobody writes to it any more, and nobody else begins to.
+    // SAFETY: the slot is complete and not sealed yet: nobody writes to it any more, and nobody
+    // else begins to.
     sum.read(unsafe { slot.still_region(whole * CHUNK_BYTES, rest) }.unwrap_or_default());
     sum.read(&bytes.to_le_bytes());
     sum.value()
 }
 
 impl Capture {
-    /// True when nothing is left to wait for: the copy was complete when [`start`] returned, or [`Capture::wait`] was
-    /// called.
+    /// True when nothing is left to wait for: the copy was complete when [`start`] returned, or
+    /// [`Capture::wait`] was called.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.running.is_none()

@@ -1,7 +1,8 @@
 //! Threads that copy, created once and used for every capture.
 //!
-//! A thread per capture would cost each step a `clone` and would fail where a pids cgroup refuses one more. Where no thread
-//! can be had at all, the caller does the work itself, and [`take_trouble`] says so once.
+//! A thread per capture would cost each step a `clone` and would fail where a pids cgroup refuses
+//! one more. Where no thread can be had at all, the caller does the work itself, and
+//! [`take_trouble`] says so once.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

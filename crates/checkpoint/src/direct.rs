@@ -1,5 +1,6 @@
-//! Large files past the page cache: aligned memory straight to the device (`O_DIRECT`), several writers, space reserved
-//! first. Buffered writes of new data reach a third to a sixth of that, and push others' pages out.
+//! Large files past the page cache: aligned memory straight to the device (`O_DIRECT`), several
+//! writers, space reserved first. Buffered writes of new data reach a third to a sixth of that, and
+//! push others' pages out.
 
 use crate::regular::open_regular;
 use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, fcntl_getfl, fcntl_setfl, ftruncate, open};
@@ -45,8 +46,9 @@ impl Throttle {
     }
 }
 
-/// Writes a new file from two pieces of page-aligned memory and makes it durable (its directory is the caller's).
-/// The head is a multiple of [`ALIGN`] long; the body is written up to the next multiple and cut to `body_bytes`.
+/// Writes a new file from two pieces of page-aligned memory and makes it durable (its directory is
+/// the caller's). The head is a multiple of [`ALIGN`] long; the body is written up to the next
+/// multiple and cut to `body_bytes`.
 ///
 /// # Errors
 /// Those of the file system; `InvalidInput` when something is not aligned.
@@ -104,7 +106,8 @@ fn write_all(file: &OwnedFd, mut bytes: &[u8], mut at: u64, throttle: &Throttle)
                 at += n as u64;
             }
             Err(Errno::INTR) => {}
-            // A device with larger blocks, or a short write in between: the rest goes through the cache.
+            // A device with larger blocks, or a short write in between: the rest goes through the
+            // cache.
             Err(Errno::INVAL) if fcntl_getfl(file)?.contains(OFlags::DIRECT) => {
                 fcntl_setfl(file, fcntl_getfl(file)? - OFlags::DIRECT)?;
             }

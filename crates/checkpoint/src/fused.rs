@@ -1,11 +1,13 @@
-//! Copy and checksum in one pass: load → streaming store → fold. CRC-64/NVME is a remainder of polynomials over
-//! GF(2), so 64 bytes are folded by two carry-less multiplications while they are in registers; memory is the limit.
+//! Copy and checksum in one pass: load → streaming store → fold. CRC-64/NVME is a remainder of
+//! polynomials over GF(2), so 64 bytes are folded by two carry-less multiplications while they are
+//! in registers; memory is the limit.
 //!
-//! Method: Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ" (Intel, 2009), on four 512-bit
-//! accumulators. Streaming stores leave the target's old lines unread: of 1 MB into memory that no cache holds, they take a
-//! third of the time of ordinary ones. They wait for each other at a fence, so a copy in many pieces has one at its end
-//! ([`Running::copy_piece`], [`fence`]). Without AVX-512 the same result comes from
-//! pieces that fit into the cache, copied and then summed by `crc-fast`, which picks its own instructions.
+//! Method: Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ" (Intel,
+//! 2009), on four 512-bit accumulators. Streaming stores leave the target's old lines unread: of 1
+//! MB into memory that no cache holds, they take a third of the time of ordinary ones. They wait
+//! for each other at a fence, so a copy in many pieces has one at its end ([`Running::copy_piece`],
+//! [`fence`]). Without AVX-512 the same result comes from pieces that fit into the cache, copied
+//! and then summed by `crc-fast`, which picks its own instructions.
 
 use crate::format::digest::{POLYNOMIAL, combine, crc};
 
@@ -43,7 +45,8 @@ const TABLE: [u64; 256] = {
     table
 };
 
-/// The remainder of each byte with up to seven bytes of zeros behind it: eight bytes are taken at once.
+/// The remainder of each byte with up to seven bytes of zeros behind it: eight bytes are taken at
+/// once.
 static BY_EIGHT: [[u64; 256]; 8] = {
     let mut tables = [TABLE; 8];
     let mut behind = 1;
@@ -101,19 +104,21 @@ impl Running {
     /// Copies `len` bytes and goes on with the checksum.
     ///
     /// # Safety
-    /// `source` readable and `target` writable for `len` bytes, not overlapping; nobody else writes `target` meanwhile.
+    /// `source` readable and `target` writable for `len` bytes, not overlapping; nobody else writes
+    /// `target` meanwhile.
     pub unsafe fn copy(&mut self, target: *mut u8, source: *const u8, len: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: both ranges are as the caller of this function promises.
         unsafe { self.pass::<true>(target, source, len) }
         fence();
     }
 
-    /// As [`Running::copy`], for one of many pieces. Other threads may not see it before this one has called [`fence`].
+    /// As [`Running::copy`], for one of many pieces. Other threads may not see it before this one
+    /// has called [`fence`].
     ///
     /// # Safety
     /// As [`Running::copy`].
     pub unsafe fn copy_piece(&mut self, target: *mut u8, source: *const u8, len: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: both ranges are as the caller of this function promises.
         unsafe { self.pass::<true>(target, source, len) }
     }
 
@@ -123,6 +128,10 @@ impl Running {
         unsafe { self.pass::<false>(std::ptr::null_mut(), bytes.as_ptr(), bytes.len()) }
     }
 
+    /// Sums `len` bytes of `source` and, if it is to `COPY`, copies them to `target`.
+    ///
+    /// # Safety
+    /// As [`Running::copy`]; without `COPY`, `target` may be anything.
     unsafe fn pass<const COPY: bool>(&mut self, target: *mut u8, source: *const u8, len: usize) {
         #[cfg(target_arch = "x86_64")]
         if len >= 1024 && wide() {
@@ -130,10 +139,14 @@ impl Running {
             self.state = unsafe { x86::pass::<COPY>(self.state, target, source, len) };
             return;
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: both ranges are as the caller of this function promises.
         unsafe { self.portable::<COPY>(target, source, len) }
     }
 
+    /// [`Running::pass`] for any processor.
+    ///
+    /// # Safety
+    /// As [`Running::pass`].
     unsafe fn portable<const COPY: bool>(&mut self, target: *mut u8, source: *const u8, len: usize) {
         let mut at = 0;
         while at < len {
@@ -182,8 +195,8 @@ mod x86 {
     /// Bytes per round: four accumulators hide the latency of the multiplication.
     const ROUND: usize = 256;
 
-    /// Factors that move 128 bits forward by `bits`. The product of two reflected values comes out one power too
-    /// high, hence the minus one.
+    /// Factors that move 128 bits forward by `bits`. The product of two reflected values comes out
+    /// one power too high, hence the minus one.
     #[target_feature(enable = "avx512f")]
     fn factors(earlier: u64, later: u64) -> __m512i {
         let (e, l) = (earlier.cast_signed(), later.cast_signed());
@@ -249,7 +262,8 @@ mod x86 {
 
     #[target_feature(enable = "avx512f")]
     unsafe fn step<const COPY: bool>(target: *mut u8, source: *const u8, at: usize) -> __m512i {
-        // SAFETY: 64 bytes are there on both sides (caller); the target is aligned (head of `pass`).
+        // SAFETY: 64 bytes are there on both sides (caller); the target is aligned (head of
+        // `pass`).
         unsafe {
             let data = _mm512_loadu_si512(source.add(at).cast());
             if COPY {
@@ -260,7 +274,7 @@ mod x86 {
     }
 
     unsafe fn edge<const COPY: bool>(state: u64, target: *mut u8, source: *const u8, len: usize) -> u64 {
-        // SAFETY: the caller's promise.
+        // SAFETY: both ranges are as the caller of this function promises.
         let bytes = unsafe { std::slice::from_raw_parts(source, len) };
         if COPY {
             // SAFETY: as above; the ranges do not overlap.
@@ -292,7 +306,8 @@ mod tests {
             let mut pieces = Running::default();
             let mut portable = Running::default();
             let mut read = Running::default();
-            // SAFETY: the target has 70 bytes more than are copied, and they begin less than 70 bytes behind its start.
+            // SAFETY: the target has 70 bytes more than are copied, and they begin less than 70
+            // bytes behind its start.
             unsafe {
                 let to = target.as_mut_ptr().add(skew);
                 pieces.copy(to, bytes.as_ptr(), cut);

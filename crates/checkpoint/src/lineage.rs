@@ -1,7 +1,9 @@
-//! Which checkpoint continues which. Pure: what the directory holds goes in, the branch to continue comes out.
+//! Which checkpoint continues which. Pure: what the directory holds goes in, the branch to continue
+//! comes out.
 //!
-//! Training is a line of steps. Going back to an earlier step and training on from there makes a second line beside the first:
-//! a *branch*. Every manifest records its own branch and the steps at which that branch, and those before it, were left.
+//! Training is a line of steps. Going back to an earlier step and training on from there makes a
+//! second line beside the first: a *branch*. Every manifest records its own branch and the steps at
+//! which that branch, and those before it, were left.
 
 use everstep_wire::limits::{LINEAGE_FORKS_MAX, LINEAGE_TURN_MAX};
 use serde::{Deserialize, Serialize};
@@ -58,8 +60,8 @@ pub enum From {
 }
 
 impl Lineage {
-    /// Whether training can have produced this lineage: its turn is within the limit, and its branch did not begin in a
-    /// later turn. Anything else is damaged or made up.
+    /// Whether training can have produced this lineage: its turn is within the limit, and its
+    /// branch did not begin in a later turn. Anything else is damaged or made up.
     #[must_use]
     pub fn is_possible(&self) -> bool {
         self.turn <= LINEAGE_TURN_MAX && self.branch <= self.turn
@@ -72,7 +74,8 @@ impl Lineage {
         branch == self.branch || self.forks.iter().any(|f| f.branch == branch && other.step <= f.step)
     }
 
-    /// A checkpoint that an automatic fallback has left behind: beyond a fork that nobody asked for.
+    /// A checkpoint that an automatic fallback has left behind: beyond a fork that nobody asked
+    /// for.
     #[must_use]
     pub fn left_behind(&self, other: &Place) -> bool {
         let fork = self.forks.iter().find(|f| f.branch == other.lineage.branch);
@@ -92,7 +95,8 @@ impl Lineage {
     }
 }
 
-/// The branch that ran last, by the record of the running branch and by what is durable; `None` when nothing tells.
+/// The branch that ran last, by the record of the running branch and by what is durable; `None`
+/// when nothing tells.
 #[must_use]
 pub fn last<'a>(record: Option<&'a Lineage>, known: &'a [Place]) -> Option<&'a Lineage> {
     let inside = known.iter().filter(|p| p.lineage.branch != OUTSIDE);
@@ -114,7 +118,8 @@ pub fn line(record: Option<&Lineage>, known: &[Place]) -> Vec<usize> {
     line
 }
 
-/// The forks of a branch that begins at `step` of this one, or of one before it. What the user left earlier stays left by the user.
+/// The forks of a branch that begins at `step` of this one, or of one before it. What the user left
+/// earlier stays left by the user.
 fn leave(ran: &Lineage, step: u64, asked: bool) -> Vec<Fork> {
     let (_, before) = ran.at(step);
     let passed = ran.forks.len() - before.len();
@@ -123,10 +128,25 @@ fn leave(ran: &Lineage, step: u64, asked: bool) -> Vec<Fork> {
     left.chain(before.iter().copied()).take(LINEAGE_FORKS_MAX).collect()
 }
 
-/// The branch in which training goes on. `unread`: steps of what is there and cannot be read, which may be of the branch that ran last.
-/// `asked`: the user named the step.
+/// How training goes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Departure {
+    /// What it goes on from.
+    pub from: From,
+    /// The user named the step.
+    pub asked: bool,
+    /// The branches are those of another directory that this one is a copy of: training begins a
+    /// branch of its own.
+    pub copied: bool,
+    /// What it goes on from was written in another directory: that branch may go on there.
+    pub inherited: bool,
+}
+
+/// The branch in which training goes on. `unread`: steps of what is there and cannot be read, which
+/// may be of the branch that ran last.
 #[must_use]
-pub fn begin(record: Option<&Lineage>, known: &[Place], unread: &[u64], from: From, asked: bool) -> Lineage {
+pub fn begin(record: Option<&Lineage>, known: &[Place], unread: &[u64], departure: Departure) -> Lineage {
+    let Departure { from, asked, copied, inherited } = departure;
     let next = known.iter().map(|p| p.lineage.turn).chain(record.map(|r| r.turn)).max().unwrap_or(0) + 1;
     let fresh = |forks| Lineage { branch: next, turn: next, forks };
     let ran = last(record, known);
@@ -138,7 +158,7 @@ pub fn begin(record: Option<&Lineage>, known: &[Place], unread: &[u64], from: Fr
     };
     let step = match from {
         // Nothing of what there is belongs to this one.
-        From::Scratch if known.is_empty() && ran.forks.is_empty() => return ran.clone(),
+        From::Scratch if known.is_empty() && ran.forks.is_empty() && !copied => return ran.clone(),
         From::Scratch => return fresh(Vec::new()),
         From::Memory { step } | From::Durable(Place { step, .. }) => step,
     };
@@ -147,7 +167,7 @@ pub fn begin(record: Option<&Lineage>, known: &[Place], unread: &[u64], from: Fr
         From::Durable(place) => ran.includes(place),
         _ => true,
     };
-    if in_line && ran.branch > 0 && !beyond(ran) {
+    if in_line && ran.branch > 0 && !copied && !beyond(ran) {
         return ran.clone();
     }
     if in_line {
@@ -157,7 +177,8 @@ pub fn begin(record: Option<&Lineage>, known: &[Place], unread: &[u64], from: Fr
     let From::Durable(Place { lineage: there, .. }) = from else { return fresh(Vec::new()) };
     let branch = there.branch;
     let mut own = known.iter().filter(|p| p.lineage.branch == branch);
-    if branch > 0 && branch != OUTSIDE && own.all(|p| p.step <= step) && unread.iter().all(|s| *s <= step) {
+    let last = own.all(|p| p.step <= step) && unread.iter().all(|s| *s <= step);
+    if branch > 0 && branch != OUTSIDE && !copied && !inherited && last {
         return Lineage { turn: next, ..there };
     }
     let mut forks = vec![Fork { branch, step, asked: true }];
@@ -168,6 +189,14 @@ pub fn begin(record: Option<&Lineage>, known: &[Place], unread: &[u64], from: Fr
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn begun(record: Option<&Lineage>, known: &[Place], unread: &[u64], from: From, asked: bool) -> Lineage {
+        begin(record, known, unread, Departure { from, asked, copied: false, inherited: false })
+    }
+
+    fn copied(record: Option<&Lineage>, known: &[Place], from: From) -> Lineage {
+        begin(record, known, &[], Departure { from, asked: false, copied: true, inherited: true })
+    }
 
     fn place(step: u64, lineage: &Lineage) -> Place {
         Place { step, lineage: lineage.clone() }
@@ -183,21 +212,21 @@ mod tests {
 
     #[test]
     fn a_restart_continues_the_branch_that_ran_last() {
-        let first = begin(None, &[], &[], From::Scratch, false);
+        let first = begun(None, &[], &[], From::Scratch, false);
         let mut known: Vec<Place> = [10, 15, 20].iter().map(|s| place(*s, &first)).collect();
-        assert_eq!(begin(None, &known, &[], durable(&known, 20, 1), false), first, "a plain restart");
-        assert_eq!(begin(None, &known, &[], From::Memory { step: 22 }, false), first);
-        let second = begin(None, &known, &[], durable(&known, 10, 1), true);
+        assert_eq!(begun(None, &known, &[], durable(&known, 20, 1), false), first, "a plain restart");
+        assert_eq!(begun(None, &known, &[], From::Memory { step: 22 }, false), first);
+        let second = begun(None, &known, &[], durable(&known, 10, 1), true);
         assert_eq!((second.branch, second.forks[0]), (2, Fork { branch: 1, step: 10, asked: true }));
         // Before it has anything durable, its record alone shows that it ran last.
         assert_eq!(steps(Some(&second), &known), [10]);
-        assert_eq!(begin(Some(&second), &known, &[], From::Memory { step: 13 }, false), second);
-        assert_eq!(begin(Some(&second), &known, &[], durable(&known, 10, 1), true), second);
+        assert_eq!(begun(Some(&second), &known, &[], From::Memory { step: 13 }, false), second);
+        assert_eq!(begun(Some(&second), &known, &[], durable(&known, 10, 1), true), second);
         known.extend([11, 12].iter().map(|s| place(*s, &second)));
         assert_eq!(steps(None, &known), [12, 11, 10]);
-        assert_eq!(begin(Some(&second), &known, &[], durable(&known, 12, 2), false), second);
+        assert_eq!(begun(Some(&second), &known, &[], durable(&known, 12, 2), false), second);
         // Back to the first one: it runs last from then on.
-        let back = begin(Some(&second), &known, &[], durable(&known, 20, 1), true);
+        let back = begun(Some(&second), &known, &[], durable(&known, 20, 1), true);
         assert_eq!((back.branch, back.turn), (1, 3));
         known.push(place(21, &back));
         assert_eq!(steps(Some(&second), &known), [21, 20, 15, 10]);
@@ -205,17 +234,17 @@ mod tests {
 
     #[test]
     fn a_fallback_leaves_behind_what_could_not_be_read_and_not_what_the_user_left() {
-        let first = begin(None, &[], &[], From::Scratch, false);
+        let first = begun(None, &[], &[], From::Scratch, false);
         let mut known: Vec<Place> = [10, 15, 20].iter().map(|s| place(*s, &first)).collect();
-        let second = begin(None, &known, &[], durable(&known, 15, 1), false);
+        let second = begun(None, &known, &[], durable(&known, 15, 1), false);
         assert!(second.left_behind(&known[2]) && !second.left_behind(&known[1]));
         known.push(place(16, &second));
         // Further back than its own beginning: both are left behind.
-        let third = begin(Some(&second), &known, &[], durable(&known, 10, 1), false);
+        let third = begun(Some(&second), &known, &[], durable(&known, 10, 1), false);
         assert!(known[1..].iter().all(|p| third.left_behind(p)), "{third:?}");
-        let asked = begin(None, &known[..3], &[], durable(&known, 15, 1), true);
+        let asked = begun(None, &known[..3], &[], durable(&known, 15, 1), true);
         known.push(place(17, &asked));
-        let further = begin(Some(&asked), &known, &[], durable(&known, 10, 1), false);
+        let further = begun(Some(&asked), &known, &[], durable(&known, 10, 1), false);
         assert!(!further.left_behind(&known[2]), "the user left 20: {further:?}");
     }
 
@@ -223,10 +252,33 @@ mod tests {
     fn checkpoints_without_a_lineage_are_the_beginning_of_the_first_branch() {
         let known: Vec<Place> = [10, 20].iter().map(|s| place(*s, &Lineage::default())).collect();
         assert_eq!(steps(None, &known), [20, 10]);
-        let first = begin(None, &known, &[], durable(&known, 20, 0), false);
+        let first = begun(None, &known, &[], durable(&known, 20, 0), false);
         assert_eq!((first.branch, first.forks[0].branch), (1, 0));
         assert_eq!(steps(Some(&first), &known), [20, 10]);
-        let scratch = begin(None, &known, &[], From::Scratch, false);
+        let scratch = begun(None, &known, &[], From::Scratch, false);
         assert_eq!(steps(Some(&scratch), &known), [0; 0]);
+    }
+
+    #[test]
+    fn training_in_a_copy_continues_the_branch_that_ran_last_as_a_branch_of_its_own() {
+        let first = begun(None, &[], &[], From::Scratch, false);
+        let mut known: Vec<Place> = [10, 15, 20].iter().map(|s| place(*s, &first)).collect();
+        let second = begun(None, &known, &[], durable(&known, 10, 1), true);
+        known.extend([11, 13].iter().map(|s| place(*s, &second)));
+        let own = copied(Some(&second), &known, durable(&known, 13, 2));
+        assert_eq!((own.branch, own.turn), (3, 3));
+        assert_eq!(steps(Some(&own), &known), [13, 11, 10]);
+        // The original goes on, and what it makes is copied here later.
+        known.push(place(30, &second));
+        assert_eq!(steps(Some(&own), &known), [13, 11, 10]);
+        // Back to the last step of a branch that goes on elsewhere: that is a branch of its own,
+        // too.
+        let from = durable(&known, 20, 1);
+        let back = begin(Some(&own), &known, &[], Departure { from, asked: true, copied: false, inherited: true });
+        assert_eq!((back.branch, back.turn), (4, 4));
+        let scratch = copied(Some(&second), &known, From::Scratch);
+        assert_eq!(steps(Some(&scratch), &known), [0; 0]);
+        // Nothing is durable yet.
+        assert_eq!(copied(Some(&first), &[], From::Scratch).branch, 2);
     }
 }

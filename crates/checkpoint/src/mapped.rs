@@ -1,7 +1,7 @@
-//! Slots that stay mapped: a fresh mapping costs a page fault per page, which is as slow as copying.
+//! Slots that stay mapped: a fresh mapping costs a page fault per page, which is as slow as
+//! copying.
 
 use crate::arena::Slot;
-use crate::memory::Memory;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -31,7 +31,7 @@ impl Mapped {
         let mut slots = self.slots.lock().map_err(|e| io::Error::other(e.to_string()))?;
         if let Some((inode, slot)) = slots.get(path)
             && *inode == about.ino()
-            && slot.memory().len() as u64 == about.len()
+            && slot.bytes() as u64 == about.len()
         {
             return Ok(Arc::clone(slot));
         }

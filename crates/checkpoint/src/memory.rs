@@ -1,9 +1,10 @@
 //! Memory that other threads and processes may use at the same time, and sound access to it.
 //!
-//! Words are atomics, and [`Memory::load`] and [`Memory::store`] go through them. Even if others write at the same time, a load
-//! returns valid bytes. They may come from two writers, which a checksum detects. Slices are for bulk data. They are `unsafe`,
-//! because only the protocol for the contents of the memory (for slots: [`crate::arena`]) ensures that nobody changes the bytes
-//! under them.
+//! Words are atomics, and [`Memory::load`] and [`Memory::store`] go through them. Even if others
+//! write at the same time, a load returns valid bytes. They may come from two writers, which a
+//! checksum detects. Slices are for bulk data. They are `unsafe`, because only the protocol for the
+//! contents of the memory (for slots: [`crate::arena`]) ensures that nobody changes the bytes under
+//! them.
 
 use crate::fused::Running;
 use std::io;
@@ -14,9 +15,10 @@ const WORD: usize = size_of::<u64>();
 /// A range of memory shared with other threads and perhaps with other processes.
 ///
 /// # Safety
-/// [`Memory::start`] is aligned to 8 bytes and valid for reads and writes of [`Memory::len`] bytes for as long as the value lives.
-/// Each of the two always returns the same result. The only references to the bytes are those that this trait gives out. The
-/// provided methods are not overridden.
+/// [`Memory::start`] is aligned to 8 bytes and valid for reads and writes of [`Memory::len`] bytes
+/// for as long as the value lives. Each of the two always returns the same result. The only
+/// references to the bytes are those that this trait gives out. The provided methods are not
+/// overridden.
 pub unsafe trait Memory: Send + Sync {
     /// Returns the address of the first byte.
     fn start(&self) -> *mut u8;
@@ -39,7 +41,8 @@ pub unsafe trait Memory: Send + Sync {
         unsafe { AtomicU64::from_ptr(self.start().add(offset).cast()) }
     }
 
-    /// Returns the lower half of the 64-bit word at `offset` (little endian: the first four bytes), for use as a futex.
+    /// Returns the lower half of the 64-bit word at `offset` (little endian: the first four bytes),
+    /// for use as a futex.
     ///
     /// # Panics
     /// As [`Memory::word`].
@@ -59,8 +62,8 @@ pub unsafe trait Memory: Send + Sync {
         unsafe { std::slice::from_raw_parts(self.start().add(offset).cast(), (self.len() - offset) / WORD) }
     }
 
-    /// Fills `bytes` from `offset` on, word by word. Returns false if the range lies outside the memory, or ends in a word that
-    /// lies partly outside.
+    /// Fills `bytes` from `offset` on, word by word. Returns false if the range lies outside the
+    /// memory, or ends in a word that lies partly outside.
     #[must_use]
     fn load_into(&self, offset: usize, bytes: &mut [u8]) -> bool {
         let end = offset.checked_add(bytes.len()).and_then(|end| end.checked_next_multiple_of(WORD));
@@ -83,18 +86,21 @@ pub unsafe trait Memory: Send + Sync {
         true
     }
 
-    /// Returns a copy of `len` bytes, loaded as by [`Memory::load_into`]; `None` where that returns false.
+    /// Returns a copy of `len` bytes, loaded as by [`Memory::load_into`]; `None` where that returns
+    /// false.
     fn load(&self, offset: usize, len: usize) -> Option<Vec<u8>> {
         self.check(offset, len).ok()?;
         let mut bytes = vec![0; len];
         self.load_into(offset, &mut bytes).then_some(bytes)
     }
 
-    /// Copies `parts` in one after the other, word by word. The other bytes of the first and the last word keep their values if
-    /// nobody else writes to these words meanwhile. Returns where the last part ends.
+    /// Copies `parts` in one after the other, word by word. The other bytes of the first and the
+    /// last word keep their values if nobody else writes to these words meanwhile. Returns where
+    /// the last part ends.
     ///
     /// # Errors
-    /// `InvalidInput` when they do not fit, or end in a word that lies partly outside. Nothing is written then.
+    /// `InvalidInput` when they do not fit, or end in a word that lies partly outside. Nothing is
+    /// written then.
     fn store(&self, offset: usize, parts: &[&[u8]]) -> io::Result<usize> {
         let end = parts.iter().try_fold(offset, |end, part| end.checked_add(part.len())).unwrap_or(usize::MAX);
         self.check(0, end.checked_next_multiple_of(WORD).unwrap_or(usize::MAX))?;
@@ -128,7 +134,8 @@ pub unsafe trait Memory: Send + Sync {
     /// Nobody writes to them, in this process or another, while the slice lives.
     unsafe fn slice(&self, offset: usize, len: usize) -> Option<&[u8]> {
         self.check(offset, len).ok()?;
-        // SAFETY: in bounds (checked); bytes have no invalid values; the rest is the caller's promise.
+        // SAFETY: in bounds (checked); bytes have no invalid values; the rest is the caller's
+        // promise.
         Some(unsafe { std::slice::from_raw_parts(self.start().add(offset), len) })
     }
 
@@ -142,14 +149,16 @@ pub unsafe trait Memory: Send + Sync {
     #[allow(clippy::mut_from_ref)]
     unsafe fn slice_mut(&self, offset: usize, len: usize) -> io::Result<&mut [u8]> {
         self.check(offset, len)?;
-        // SAFETY: in bounds (checked); bytes have no invalid values; the rest is the caller's promise.
+        // SAFETY: in bounds (checked); bytes have no invalid values; the rest is the caller's
+        // promise.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.start().add(offset), len) })
     }
 
     /// Copies `len` bytes from `source`.
     ///
     /// # Safety
-    /// `source` is readable for `len` bytes and does not overlap this memory. Nobody else reads or writes the target meanwhile.
+    /// `source` is readable for `len` bytes and does not overlap this memory. Nobody else reads or
+    /// writes the target meanwhile.
     ///
     /// # Errors
     /// `InvalidInput` when they do not fit.
@@ -160,8 +169,8 @@ pub unsafe trait Memory: Send + Sync {
         Ok(())
     }
 
-    /// As [`Memory::copy_from`], with a checksum over what is copied, in one pass. Other threads may not see it before this one has
-    /// called [`crate::fused::fence`].
+    /// As [`Memory::copy_from`], with a checksum over what is copied, in one pass. Other threads
+    /// may not see it before this one has called [`crate::fused::fence`].
     ///
     /// # Safety
     /// As [`Memory::copy_from`].
@@ -211,11 +220,12 @@ mod heap {
     use super::{Heap, Memory, WORD};
     use std::cell::UnsafeCell;
 
-    // SAFETY: only raw pointers to the words are given out; the contract of `Memory` says who may use them, and when.
+    // SAFETY: only raw pointers to the words are given out; the contract of `Memory` says who may
+    // use them, and when.
     unsafe impl Sync for Heap {}
 
-    // SAFETY: the words of a vector are aligned. They do not move and the length does not change, because nothing here takes
-    // `&mut` to the vector.
+    // SAFETY: the words of a vector are aligned. They do not move and the length does not change,
+    // because nothing here takes `&mut` to the vector.
     unsafe impl Memory for Heap {
         fn start(&self) -> *mut u8 {
             self.0.as_ptr().cast_mut().cast()

@@ -1,9 +1,10 @@
-//! One pass over the sources of a capture, part by part and by several threads: copies and sums, or sums only.
+//! One pass over the sources of a capture, part by part and by several threads: copies and sums, or
+//! sums only.
 //!
-//! A part is usually a chunk. A state of few chunks has smaller parts, so that several threads can share it; their checksums are
-//! combined into those of the chunks.
+//! A part is usually a chunk. A state of few chunks has smaller parts, so that several threads can
+//! share it; their checksums are combined into those of the chunks.
 
-use crate::arena::{REGION_AT, Slot};
+use crate::arena::Slot;
 use crate::capture::Source;
 use crate::copiers::Copiers;
 use crate::format::digest::{CHUNK_BYTES, SMALL_PART, combine};
@@ -44,11 +45,12 @@ struct Done {
 }
 
 impl<M: Memory + 'static> Pass<M> {
-    /// Over `bytes` of the region. `copies`: lazy sources go into the slot on the way; else they are only read.
+    /// Over `bytes` of the region. `copies`: lazy sources go into the slot on the way; else they
+    /// are only read.
     ///
     /// # Safety
-    /// The sources must stay readable until [`Pass::run`], [`Pass::finish`] or [`Pass::wait`] returns, and until then nobody else may
-    /// use the region, except to copy it out word by word.
+    /// The sources must stay readable until [`Pass::run`], [`Pass::finish`] or [`Pass::wait`]
+    /// returns, and until then nobody else may use the region, except to copy it out word by word.
     pub unsafe fn new(slot: Arc<Slot<M>>, bytes: usize, pieces: Arc<[(usize, Source)]>, copies: bool) -> Self {
         let part = if bytes <= SMALL_BYTES { SMALL_PART } else { CHUNK_BYTES };
         let (whole, rest) = (bytes / CHUNK_BYTES, bytes % CHUNK_BYTES);
@@ -58,7 +60,8 @@ impl<M: Memory + 'static> Pass<M> {
         Pass { slot, bytes, pieces, copies, part, parts, next, left, done, changed: Condvar::new() }
     }
 
-    /// Does it with up to `threads` threads, this one included, and returns the checksum of every chunk.
+    /// Does it with up to `threads` threads, this one included, and returns the checksum of every
+    /// chunk.
     ///
     /// # Errors
     /// When the region lies outside the slot.
@@ -79,8 +82,8 @@ impl<M: Memory + 'static> Pass<M> {
         }
     }
 
-    /// Does what nobody has begun, and returns the checksum of every chunk when all are complete. Does not give the
-    /// processor away for `patience`.
+    /// Does what nobody has begun, and returns the checksum of every chunk when all are complete.
+    /// Does not give the processor away for `patience`.
     ///
     /// # Errors
     /// When the region lies outside the slot.
@@ -92,7 +95,8 @@ impl<M: Memory + 'static> Pass<M> {
         }
     }
 
-    /// Processes the parts that nobody has begun, and waits until nobody reads the sources any more.
+    /// Processes the parts that nobody has begun, and waits until nobody reads the sources any
+    /// more.
     pub fn wait(&self) {
         drop(self.complete(Duration::ZERO));
     }
@@ -115,7 +119,8 @@ impl<M: Memory + 'static> Pass<M> {
         self.done.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the checksum of a chunk from those of its parts. All parts but the first have the same length.
+    /// Returns the checksum of a chunk from those of its parts. All parts but the first have the
+    /// same length.
     fn combined(&self, sums: &[u64]) -> u64 {
         sums.iter().copied().reduce(|sum, part| combine(sum, part, self.part as u64)).unwrap_or_default()
     }
@@ -152,24 +157,26 @@ impl<M: Memory + 'static> Pass<M> {
         end.saturating_sub(self.part).max(from)..end
     }
 
-    /// Copies the lazy sources in a range if the pass copies, and returns the checksum of the range.
+    /// Copies the lazy sources in a range if the pass copies, and returns the checksum of the
+    /// range.
     fn sum(&self, Range { start: from, end: to }: Range<usize>) -> io::Result<u64> {
         let first = self.pieces.partition_point(|(at, s)| at + s.bytes <= from);
         let mut sum = Running::default();
         for (at, source) in self.pieces.iter().skip(first).take_while(|(at, _)| *at < to) {
             let (start, end) = ((*at).max(from), (at + source.bytes).min(to));
             if source.eager {
-                // SAFETY: an eager source was in the slot before the pass began, the pass does not write there, and the caller of
-                // `new` has promised that nobody else does.
+                // SAFETY: an eager source was in the slot before the pass began, the pass does not
+                // write there, and the caller of `new` has promised that nobody else does.
                 sum.read(unsafe { self.slot.still_region(start, end - start) }.unwrap_or_default());
                 continue;
             }
             let address = (source.address + (start - at)) as *const u8;
-            // SAFETY: within the source (start >= at, end <= at + bytes), which the caller of `new` keeps readable; each part
-            // belongs to one thread, and nobody but this pass uses the slot.
+            // SAFETY: within the source (start >= at, end <= at + bytes), which the caller of `new`
+            // keeps readable; each part belongs to one thread, and nobody but this pass uses the
+            // slot.
             unsafe {
                 if self.copies {
-                    self.slot.memory().sum_from(REGION_AT + start, address, end - start, &mut sum)?;
+                    self.slot.sum_from(start, address, end - start, &mut sum)?;
                 } else {
                     sum.read(std::slice::from_raw_parts(address, end - start));
                 }

@@ -112,7 +112,8 @@ fn stale(step: u64) -> io::Error {
 fn reader(slot: &Arc<Slot>) -> Option<Reader> {
     loop {
         match slot.read() {
-            // The repair is this agent's own, and replaces bytes that would otherwise be written as they are.
+            // The repair is this agent's own, and replaces bytes that would otherwise be written as
+            // they are.
             None if slot.under_repair() => std::thread::sleep(REPAIR_POLL),
             reader => return reader,
         }
@@ -145,8 +146,8 @@ impl Verified<'_> {
     }
 }
 
-/// What a header says beside the tensors: where they belong, and checksums of the values that any rank may want alone. Where memory
-/// is damaged, nothing that could be taken for right.
+/// What a header says beside the tensors: where they belong, and checksums of the values that any
+/// rank may want alone. Where memory is damaged, nothing that could be taken for right.
 fn asides(slot: &Reader, index: &Index) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     let mut verified = Verified { slot, index, chunks: BTreeMap::new() };

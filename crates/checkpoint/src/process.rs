@@ -3,14 +3,29 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-/// When a process was started, in clock ticks since the machine was; `None` if there is none, or if it has ended and has not been
-/// waited for yet.
+/// When a process was started, in clock ticks since the machine was; `None` if there is none, or if
+/// it has ended and has not been waited for yet.
 pub(crate) fn started(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in parentheses may hold anything.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let ended = matches!(fields.next()?, "Z" | "X");
     fields.nth(18)?.parse().ok().filter(|_| !ended)
+}
+
+/// Whether no process has this number.
+pub(crate) fn is_gone(pid: i32) -> bool {
+    let pid = rustix::process::Pid::from_raw(pid);
+    pid.is_none_or(|pid| rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH))
+}
+
+/// Whether the process that was started then has certainly ended. With `hidepid`, `/proc` does not
+/// show those of other users.
+pub(crate) fn has_ended(pid: u32, then: u64) -> bool {
+    match started(pid) {
+        Some(now) => now != then,
+        None => fs::metadata(format!("/proc/{pid}/stat")).is_ok() || i32::try_from(pid).map_or(true, is_gone),
+    }
 }
 
 fn identity(pid: u32, started: u64) -> u64 {

@@ -15,8 +15,9 @@ pub struct Readers {
 }
 
 impl Readers {
-    /// So many threads at most, whose buffers take `room` bytes together at most, or one chunk: with the largest tensor for
-    /// `room`, loading never needs more memory beside the state than that.
+    /// So many threads at most, whose buffers take `room` bytes together at most, or one chunk:
+    /// with the largest tensor for `room`, loading never needs more memory beside the state than
+    /// that.
     #[must_use]
     pub fn within(threads: usize, room: u64) -> Self {
         let room = usize::try_from(room / CHUNK_BYTES as u64).unwrap_or(usize::MAX).max(1);

@@ -1,5 +1,5 @@
-//! Files of checkpoints: regular ones only, whatever else has their names. A link may lead anywhere, a device never ends, and a FIFO
-//! blocks whoever opens it.
+//! Files of checkpoints: regular ones only, whatever else has their names. A link may lead
+//! anywhere, a device never ends, and a FIFO blocks whoever opens it.
 
 use rustix::fs::{FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl, fstat, open};
 use rustix::io::Errno;
@@ -8,8 +8,8 @@ use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-/// Opens a regular file without following a link in its last component, and without waiting. Directories above it may be links: where
-/// checkpoints are kept is the user's choice.
+/// Opens a regular file without following a link in its last component, and without waiting.
+/// Directories above it may be links: where checkpoints are kept is the user's choice.
 ///
 /// # Errors
 /// Those of the file system; `InvalidInput` for anything but a regular file.

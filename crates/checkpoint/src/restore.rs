@@ -1,5 +1,5 @@
-//! Restore: from a slot or a shard file into tensors. Every chunk is verified in the pass that copies it; a damaged one is
-//! named, so that it can be fetched from elsewhere.
+//! Restore: from a slot or a shard file into tensors. Every chunk is verified in the pass that
+//! copies it; a damaged one is named, so that it can be fetched from elsewhere.
 
 use crate::arena::{Label, Slot, SlotError};
 use crate::direct::ALIGN;
@@ -52,6 +52,24 @@ pub enum RestoreError {
     },
 }
 
+/// Why a tensor cannot be read into the memory of a model.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TargetError {
+    /// No such tensor.
+    #[error("{0} is not in the checkpoint")]
+    Unknown(String),
+    /// It has another size.
+    #[error("{name} has {bytes} bytes in the checkpoint, {room} in the model")]
+    Room {
+        /// The tensor.
+        name: String,
+        /// Its length.
+        bytes: u64,
+        /// The length of the memory.
+        room: usize,
+    },
+}
+
 /// Memory that a part of the region is copied to.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
@@ -64,7 +82,8 @@ pub struct Target {
 }
 
 enum Bytes {
-    /// A slot that somebody may begin to write. Its bytes are copied word by word before they are used.
+    /// A slot that somebody may begin to write. Its bytes are copied word by word before they are
+    /// used.
     Slot(Arc<Slot>),
     /// A slot that nobody writes. Its bytes are used in place.
     StillSlot(Arc<Slot>),
@@ -105,8 +124,9 @@ impl Shard {
         Self::of_slot(&slot, Bytes::Slot(slot.clone()))
     }
 
-    /// As [`Shard::from_slot`], but reads the slot in place, without an intermediate copy. For workers, which restore from slots
-    /// that only they write: a reader's count ([`Slot::read`]) would stay in the slot if a worker died while its agent lives.
+    /// As [`Shard::from_slot`], but reads the slot in place, without an intermediate copy. For
+    /// workers, which restore from slots that only they write: a reader's count ([`Slot::read`])
+    /// would stay in the slot if a worker died while its agent lives.
     ///
     /// # Safety
     /// Nobody writes the region of the slot while the shard reads it.
@@ -123,7 +143,8 @@ impl Shard {
         Ok((Shard { bytes, index, path, places: None, values: BTreeMap::new() }, label))
     }
 
-    /// Opens a shard file; its header, which has the checksums of the chunks, is verified against the manifest's entry.
+    /// Opens a shard file; its header, which has the checksums of the chunks, is verified against
+    /// the manifest's entry.
     ///
     /// # Errors
     /// [`RestoreError`].
@@ -131,7 +152,8 @@ impl Shard {
         Self::from_file_after(directory, entry, &mut Headers::default())
     }
 
-    /// The same for one of many, which costs less where its header has the lines of the one `before`.
+    /// The same for one of many, which costs less where its header has the lines of the one
+    /// `before`.
     ///
     /// # Errors
     /// As [`Shard::from_file`].
@@ -167,7 +189,7 @@ impl Shard {
         }
         let header = memory.get(..header_bytes).filter(|_| got >= header_bytes).ok_or_else(|| damaged("too short"))?;
         let json = header.get(8..).unwrap_or_default();
-        let (index, metadata) = parse_safetensors_header(json, lines).map_err(|e| damaged(&e))?;
+        let (index, metadata) = parse_safetensors_header(json, lines).map_err(|e| damaged(&e.to_string()))?;
         let crcs = metadata.get(CHUNKS_KEY).and_then(|text| chunks_from_text(text));
         let crcs = crcs.ok_or_else(|| damaged("no checksums in its header"))?;
         let index = index.with_checksums(crcs).map_err(|e| damaged(&e.to_string()))?;
@@ -210,14 +232,13 @@ impl Shard {
     /// Tensors to memory of exactly their size: (name, address, bytes that there is room for) each.
     ///
     /// # Errors
-    /// A sentence, when there is no such tensor or it has another size.
-    pub fn targets(&self, wanted: &[(String, usize, usize)]) -> Result<Vec<Target>, String> {
+    /// [`TargetError`].
+    pub fn targets(&self, wanted: &[(String, usize, usize)]) -> Result<Vec<Target>, TargetError> {
         let places = self.index.offsets();
         let target = |(name, address, room): &(String, usize, usize)| {
-            let (offset, tensor) =
-                places.get(name.as_str()).ok_or_else(|| format!("{name} is not in the checkpoint"))?;
+            let (offset, tensor) = places.get(name.as_str()).ok_or_else(|| TargetError::Unknown(name.clone()))?;
             if tensor.bytes != *room as u64 && !cfg!(everstep_unchecked_lengths) {
-                return Err(format!("{name} has {} bytes in the checkpoint, {room} in the model", tensor.bytes));
+                return Err(TargetError::Room { name: name.clone(), bytes: tensor.bytes, room: *room });
             }
             Ok(Target { offset: *offset, bytes: tensor.bytes, address: *address })
         };
@@ -260,7 +281,8 @@ impl Shard {
         Ok(found)
     }
 
-    /// A value that has a checksum of its own, without the rest of its chunk; `None` when it has none or is not what it should be.
+    /// A value that has a checksum of its own, without the rest of its chunk; `None` when it has
+    /// none or is not what it should be.
     fn value(&self, offset: u64, bytes: u64) -> Option<Vec<u8>> {
         let (Bytes::Stored(source, at), Some(sum)) = (&self.bytes, self.values.get(&offset)) else { return None };
         let begins = offset / ALIGN as u64 * ALIGN as u64;
@@ -280,8 +302,8 @@ impl Shard {
         Err(RestoreError::Damaged { path: self.path.clone(), what: "a tensor lies outside".into() })
     }
 
-    /// Copies parts of the region to where they belong, and reads and verifies only chunks that hold some of them. Parts may
-    /// overlap. What the targets hold after an error is of no use.
+    /// Copies parts of the region to where they belong, and reads and verifies only chunks that
+    /// hold some of them. Parts may overlap. What the targets hold after an error is of no use.
     ///
     /// # Safety
     /// As [`Shard::load`].
@@ -304,15 +326,15 @@ impl Shard {
                     later.push(target);
                 }
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller keeps the targets writable and lets nobody else use them.
             unsafe { self.load_chunks(touched(&pass), &pass, readers, true)? };
             left = later;
         }
         Ok(())
     }
 
-    /// Copies parts of the region, which do not overlap, to where they belong. Chunks that hold no part are verified all the same.
-    /// What the targets hold after an error is of no use.
+    /// Copies parts of the region, which do not overlap, to where they belong. Chunks that hold no
+    /// part are verified all the same. What the targets hold after an error is of no use.
     ///
     /// # Safety
     /// Every target must be writable for its length, and nobody else may use it meanwhile.
@@ -328,7 +350,7 @@ impl Shard {
         }
         let largest = targets.iter().map(|t| t.bytes).max().unwrap_or(u64::MAX);
         let readers = Readers::within(self.threads(threads), largest);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the targets writable and lets nobody else use them.
         unsafe { self.load_chunks(std::iter::once(0..self.index.chunks()), targets, readers, verify) }
     }
 
@@ -341,6 +363,10 @@ impl Shard {
         }
     }
 
+    /// Copies what the targets want of these chunks.
+    ///
+    /// # Safety
+    /// As [`Shard::load`].
     unsafe fn load_chunks(
         &self,
         chunks: impl IntoIterator<Item = Range<usize>>,
@@ -394,7 +420,8 @@ impl Shard {
         if chunks.is_empty() { Ok(()) } else { Err(RestoreError::Chunks { path: self.path.clone(), chunks }) }
     }
 
-    /// One chunk, verified, to the beginning of `into`, which is aligned and has room for it. Returns its bytes.
+    /// One chunk, verified, to the beginning of `into`, which is aligned and has room for it.
+    /// Returns its bytes.
     pub(crate) fn read_chunk(&self, chunk: usize, into: &mut [u8]) -> Result<usize, RestoreError> {
         let unreadable = |source| RestoreError::Unreadable { path: self.path.clone(), source };
         let data = self.read(chunk, chunk + 1, Some(into)).map_err(unreadable)?;

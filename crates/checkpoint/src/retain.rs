@@ -34,9 +34,10 @@ pub struct Candidate {
     pub objects: BTreeSet<String>,
 }
 
-/// Indices of those that may go, by the branch that runs. What a user saved never does, nor what the user left behind by
-/// going back to an earlier step (unless the policy says so), nor what belongs to no branch that leads here. `unread`: there are others,
-/// which cannot be read and may need what they come from.
+/// Indices of those that may go, by the branch that runs. What a user saved never does, nor what
+/// the user left behind by going back to an earlier step (unless the policy says so), nor what
+/// belongs to no branch that leads here. `unread`: there are others, which cannot be read and may
+/// need what they come from.
 #[must_use]
 pub fn surplus(policy: Policy, running: &Lineage, candidates: &[Candidate], unread: bool) -> Vec<usize> {
     let keep = policy.last.max(LAST_MIN);
@@ -94,8 +95,8 @@ pub fn surplus(policy: Policy, running: &Lineage, candidates: &[Candidate], unre
     go
 }
 
-/// Whether a checkpoint is known to hold none of some object that another one of the same step holds. An evaluation that has the
-/// model only may save what it restored.
+/// Whether a checkpoint is known to hold none of some object that another one of the same step
+/// holds. An evaluation that has the model only may save what it restored.
 pub(crate) fn lacks(objects: &BTreeSet<String>, of: &BTreeSet<String>) -> bool {
     !objects.is_empty() && !of.is_subset(objects)
 }
@@ -114,14 +115,18 @@ fn superseded(line: &[usize], candidates: &[Candidate]) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lineage::{From, begin};
+    use crate::lineage::{Departure, From, begin};
     use Purpose::{Epoch, Recovery, User};
     use proptest::prelude::*;
 
     const LAST: Policy = Policy { last: 2, every: None, epochs: false, abandoned: false };
 
+    fn begun(record: Option<&Lineage>, known: &[Place], unread: &[u64], from: From, asked: bool) -> Lineage {
+        begin(record, known, unread, Departure { from, asked, copied: false, inherited: false })
+    }
+
     fn first() -> Lineage {
-        begin(None, &[], &[], From::Scratch, false)
+        begun(None, &[], &[], From::Scratch, false)
     }
 
     fn on(lineage: &Lineage, steps: &[(u64, u64, Purpose)]) -> Vec<Candidate> {
@@ -172,7 +177,7 @@ mod tests {
     #[test]
     fn what_the_user_left_by_going_back_stays_until_told_otherwise() {
         let mut all = plain(&first(), &[5, 10, 15, 20]);
-        let second = begin(
+        let second = begun(
             None,
             &places(&all),
             &[],
@@ -190,7 +195,7 @@ mod tests {
     #[test]
     fn what_a_fallback_left_goes_once_enough_newer_ones_are_durable() {
         let mut all = plain(&first(), &[10, 15, 20]);
-        let second = begin(
+        let second = begun(
             None,
             &places(&all),
             &[],
@@ -210,7 +215,7 @@ mod tests {
     fn a_step_published_again_replaces_only_what_was_automatic_in_its_own_branch() {
         let mut all = on(&first(), &[(10, 1, Recovery), (10, 2, User), (12, 3, Recovery), (14, 4, Recovery)]);
         assert_eq!(surplus(LAST, &first(), &all, false), [0]);
-        let second = begin(
+        let second = begun(
             None,
             &places(&all),
             &[],

@@ -12,13 +12,17 @@ use std::path::Path;
 const POPULATE_BYTES: usize = 2 << 20;
 
 /// A file mapped for reading and writing, shared with other processes.
+///
+/// Only this crate makes mappings, so that no other code changes bytes under those who read them in
+/// place. Other processes of this user could open the files, too: as with every mapped file, that
+/// they keep to the protocol cannot be checked.
 #[derive(Debug)]
 pub struct Mapping {
     map: MmapRaw,
 }
 
-// SAFETY: a mapping is aligned to a page, and stays where it is and as long as it is until it is dropped. `MmapRaw` gives out raw
-// pointers only.
+// SAFETY: a mapping is aligned to a page, and stays where it is and as long as it is until it is
+// dropped. `MmapRaw` gives out raw pointers only.
 unsafe impl Memory for Mapping {
     fn start(&self) -> *mut u8 {
         self.map.as_mut_ptr()
@@ -33,8 +37,9 @@ impl Mapping {
     /// Creates (or re-opens) a file of at least `bytes` with its space reserved, and maps it.
     ///
     /// # Errors
-    /// Those of the file system; `StorageFull` when the space is not there (now, not as a SIGBUS later).
-    pub fn create(path: &Path, bytes: u64) -> io::Result<Self> {
+    /// Those of the file system; `StorageFull` when the space is not there (now, not as a SIGBUS
+    /// later).
+    pub(crate) fn create(path: &Path, bytes: u64) -> io::Result<Self> {
         let file = private::open(path, OFlags::RDWR | OFlags::CREATE)?;
         let reserved = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes);
         if let Err(e) = reserved {
@@ -51,7 +56,7 @@ impl Mapping {
     ///
     /// # Errors
     /// Those of the file system.
-    pub fn open(path: &Path) -> io::Result<Self> {
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let file = private::open(path, OFlags::RDWR)?;
         Self::of(&file)
     }
@@ -59,8 +64,9 @@ impl Mapping {
     /// Maps what another process of this user has open, by its path in `/proc`, which is a link.
     ///
     /// # Errors
-    /// Those of the file system; `InvalidInput` when it is not a regular file (as one in memory is).
-    pub fn open_shared(path: &Path) -> io::Result<Self> {
+    /// Those of the file system; `InvalidInput` when it is not a regular file (as one in memory
+    /// is).
+    pub(crate) fn open_shared(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         if !file.metadata()?.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
@@ -76,9 +82,9 @@ impl Mapping {
     ///
     /// # Errors
     /// Those of `madvise`; an old kernel without `MADV_POPULATE_WRITE` is not one.
-    pub fn populate(&self) -> io::Result<()> {
-        // Piece by piece: the kernel holds the lock of the address space for the whole of a call, and an agent that cannot
-        // map anything for seconds is taken for dead.
+    pub(crate) fn populate(&self) -> io::Result<()> {
+        // Piece by piece: the kernel holds the lock of the address space for the whole of a call,
+        // and an agent that cannot map anything for seconds is taken for dead.
         for start in (0..self.map.len()).step_by(POPULATE_BYTES) {
             let bytes = POPULATE_BYTES.min(self.map.len() - start);
             // SAFETY: the range lies within this mapping; populating does not change its contents.

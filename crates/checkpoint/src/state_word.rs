@@ -1,13 +1,13 @@
-//! The state word of a slot: FREE → WRITING → SEALED, the pins of those who need a sealed slot, and the number of readers that
-//! read it in place.
+//! The state word of a slot: FREE → WRITING → SEALED, the pins of those who need a sealed slot, and
+//! the number of readers that read it in place.
 //!
-//! A pin says that a slot is still wanted. Several may rely on the same pin, and whoever decides that the slot is no longer wanted
-//! releases it, even while somebody still reads. The count says that somebody reads now: each reader adds one and takes away its
-//! own one only.
+//! A pin says that a slot is still wanted. Several may rely on the same pin, and whoever decides
+//! that the slot is no longer wanted releases it, even while somebody still reads. The count says
+//! that somebody reads now: each reader adds one and takes away its own one only.
 //!
-//! State, pins and count share a word, so that nobody can begin to write what somebody else has just pinned or begun to read. A
-//! reader sees everything that was written before the seal. A writer that begins to write sees that every earlier reader has
-//! finished.
+//! State, pins and count share a word, so that nobody can begin to write what somebody else has
+//! just pinned or begun to read. A reader sees everything that was written before the seal. A
+//! writer that begins to write sees that every earlier reader has finished.
 //!
 //! ```text
 //!  bits  0..8    8        9          15      16..32
@@ -45,7 +45,8 @@ pub enum Pin {
     Replicate = 1 << 9,
 }
 
-/// The atomic operations that the protocol uses. As a trait, so that a model checker can take the place of the processor.
+/// The atomic operations that the protocol uses. As a trait, so that a model checker can take the
+/// place of the processor.
 pub trait Word {
     /// As [`AtomicU64::load`].
     fn load(&self, order: Ordering) -> u64;
@@ -108,7 +109,8 @@ impl<W: Word> StateWord<'_, W> {
         self.0.load(Ordering::Acquire) & pin as u64 != 0
     }
 
-    /// Returns whether the slot is pinned, read or being repaired, so that [`StateWord::begin`] would refuse.
+    /// Returns whether the slot is pinned, read or being repaired, so that [`StateWord::begin`]
+    /// would refuse.
     #[must_use]
     pub fn in_use(&self) -> bool {
         self.0.load(Ordering::Acquire) & !STATE_MASK != 0
@@ -126,7 +128,8 @@ impl<W: Word> StateWord<'_, W> {
         self.0.fetch_and(!(pin as u64), Ordering::AcqRel);
     }
 
-    /// Counts a reader. Returns false if the slot is not sealed or is being repaired, or if there are too many readers to count.
+    /// Counts a reader. Returns false if the slot is not sealed or is being repaired, or if there
+    /// are too many readers to count.
     #[must_use]
     pub fn read(&self) -> bool {
         let another = |w: u64| {
@@ -143,7 +146,8 @@ impl<W: Word> StateWord<'_, W> {
         let _ = self.0.update(Ordering::AcqRel, Ordering::Acquire, fewer);
     }
 
-    /// Begins to repair a sealed slot. Returns false if it is not sealed, is being read, or is being repaired already.
+    /// Begins to repair a sealed slot. Returns false if it is not sealed, is being read, or is
+    /// being repaired already.
     #[must_use]
     pub fn repair(&self) -> bool {
         let unread = |w: u64| (w & (STATE_MASK | REPAIR | READERS) == SEALED).then_some(w | REPAIR);
@@ -161,14 +165,8 @@ impl<W: Word> StateWord<'_, W> {
         self.0.load(Ordering::Acquire) & REPAIR != 0
     }
 
-    /// Returns whether the slot is being written or repaired.
-    #[must_use]
-    pub fn writable(&self) -> bool {
-        let w = self.0.load(Ordering::Acquire);
-        w & STATE_MASK == WRITING || w & REPAIR != 0
-    }
-
-    /// Forgets readers and repairs of a process that has ended. No other process may be reading or repairing the slot.
+    /// Forgets readers and repairs of a process that has ended. No other process may be reading or
+    /// repairing the slot.
     pub fn forget_readers(&self) {
         self.0.fetch_and(!(READERS | REPAIR), Ordering::AcqRel);
     }
@@ -187,7 +185,8 @@ impl<W: Word> StateWord<'_, W> {
 
     /// Seals what has been written and, if `pin` is given, pins it in the same update.
     pub fn seal(&self, pin: Option<Pin>) {
-        // An update, because somebody may release a pin at this moment, even one that is not set any more.
+        // An update, because somebody may release a pin at this moment, even one that is not set
+        // any more.
         let sealed = |w: u64| Some(w & !STATE_MASK | SEALED | pin.map_or(0, |p| p as u64));
         let _ = self.0.update(Ordering::AcqRel, Ordering::Acquire, sealed);
     }
@@ -203,13 +202,15 @@ mod tests {
 
     word!(Modelled);
 
-    /// A state word and the memory that it guards. Loom fails a test that accesses this memory while it is being written.
+    /// A state word and the memory that it guards. Loom fails a test that accesses this memory
+    /// while it is being written.
     struct Modelling {
         word: Modelled,
         region: UnsafeCell<u64>,
     }
 
-    // SAFETY: the state word decides who may use the region; loom fails the test if that is not enough.
+    // SAFETY: the state word decides who may use the region; loom fails the test if that is not
+    // enough.
     unsafe impl Sync for Modelling {}
     // SAFETY: as above.
     unsafe impl Send for Modelling {}
@@ -235,15 +236,16 @@ mod tests {
     type Begin = fn(&Modelling) -> bool;
     type Seal = fn(&Modelling);
 
-    /// Checks every interleaving of a worker that captures steps 1 and 2 into the same slot, and two threads of agents that do
-    /// something else with it. They are given a function that reads the region. Everything is that of the protocol or a planted
-    /// mistake.
+    /// Checks every interleaving of a worker that captures steps 1 and 2 into the same slot, and
+    /// two threads of agents that do something else with it. They are given a function that reads
+    /// the region. Everything is that of the protocol or a planted mistake.
     fn all_interleavings(begin: Begin, seal: Seal, others: [Reader; 2]) {
-        interleavings(None, &[1, 2], (begin, seal), others);
+        interleavings(None, &[1, 2], begin, seal, others);
     }
 
-    /// As [`all_interleavings`], with a step that is `sealed` before the other threads start, and steps that are captured while they run.
-    fn interleavings(sealed: Option<u64>, captured: &'static [u64], (begin, seal): (Begin, Seal), others: [Reader; 2]) {
+    /// As [`all_interleavings`], with a step that is `sealed` before the other threads start, and
+    /// steps that are captured while they run.
+    fn interleavings(sealed: Option<u64>, captured: &'static [u64], begin: Begin, seal: Seal, others: [Reader; 2]) {
         loom::model(move || {
             let slot = Arc::new(Modelling { word: Modelled::new(0), region: UnsafeCell::new(0) });
             let capture = |step| {
@@ -333,7 +335,7 @@ mod tests {
 
     #[test]
     fn nobody_writes_before_the_last_of_two_counted_readers_has_read() {
-        interleavings(Some(1), &[2], (begins, seals), [reads_counted, reads_counted]);
+        interleavings(Some(1), &[2], begins, seals, [reads_counted, reads_counted]);
     }
 
     #[test]

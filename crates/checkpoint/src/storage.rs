@@ -1,8 +1,8 @@
-//! Where durable checkpoints are kept: what a directory and a prefix in an object store have in common. Which of them it is, is decided
-//! once, by [`crate::persist`]; nobody else asks.
+//! Where durable checkpoints are kept: what a directory and a prefix in an object store have in
+//! common. Which of them it is, is decided once, by [`crate::persist`]; nobody else asks.
 
 use crate::direct::Throttle;
-use crate::format::manifest::Manifest;
+use crate::format::manifest::{Manifest, ManifestError};
 use crate::format::mark::Mark;
 use crate::lineage::{Lineage, OUTSIDE, Place};
 use crate::prepared::Prepared;
@@ -11,12 +11,81 @@ use crate::stored::Stored;
 use everstep_core::id::RunId;
 use everstep_core::message::ShardFile;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// A published checkpoint: its step, its directory, its manifest or what is wrong with it.
-pub type Found = (u64, PathBuf, Result<Manifest, String>);
+pub type Found = (u64, PathBuf, Result<Manifest, Unreadable>);
+
+/// Why the manifest of a checkpoint cannot be read.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Unreadable {
+    /// The file system or the store refuses.
+    #[error("cannot read {at}: {source}")]
+    Io {
+        /// Its path or URL.
+        at: String,
+        /// The refusal.
+        source: Arc<io::Error>,
+    },
+    /// Nothing can be kept at such an address.
+    #[error(transparent)]
+    Address(Arc<io::Error>),
+    /// What is there is no manifest.
+    #[error("{at}: {source}")]
+    Invalid {
+        /// Its path or the name of its object.
+        at: String,
+        /// What is wrong with it.
+        source: ManifestError,
+    },
+    /// An object is longer than a manifest may be.
+    #[error("{at} is {bytes} bytes long, over the limit")]
+    TooLong {
+        /// The name of the object.
+        at: String,
+        /// Its length.
+        bytes: u64,
+    },
+    /// What a store sends is longer than a manifest may be.
+    #[error(transparent)]
+    Body(Arc<io::Error>),
+    /// It is another step's than its name says.
+    #[error("{at} holds step {step}")]
+    OtherStep {
+        /// Its path or the name of its object.
+        at: String,
+        /// The step that it holds.
+        step: u64,
+    },
+    /// The directory also has checkpoints of other directories, copied into it: the branch that ran
+    /// last is not known, so nothing can be chosen.
+    #[error(
+        "{0} is not chosen, because checkpoints of several directories are mixed there and which of them training continued \
+        last is not recorded; name its step (restore(step=…), --step)"
+    )]
+    Mixed(String),
+    /// It was deleted while it was looked at.
+    #[error("deleted")]
+    Deleted,
+    /// There is none.
+    #[error("there is no checkpoint {0}")]
+    Missing(String),
+}
+
+impl Unreadable {
+    pub(crate) fn io(at: impl fmt::Display, source: io::Error) -> Self {
+        Unreadable::Io { at: at.to_string(), source: Arc::new(source) }
+    }
+
+    /// Whether there is no manifest, as far as a file system says.
+    pub(crate) fn is_missing(&self) -> bool {
+        matches!(self, Unreadable::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+}
 
 /// Where a directory of checkpoints is, so that a copy of it can be told from it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,19 +103,46 @@ pub struct Home {
 }
 
 impl Home {
-    /// Whether what was recorded there has been copied here. Moving a directory changes its path only, and some network file systems
-    /// give other numbers after each mount. A copy is created later, also one that takes the original's path, as a restored backup.
+    /// Whether what was recorded there has been copied here. Moving a directory changes its path
+    /// only, and some network file systems give other numbers after each mount. A copy is created
+    /// later, also one that takes the original's path, as a restored backup.
     #[must_use]
     pub fn is_copy_of(&self, recorded: &Home) -> bool {
         let same_number = self.inode.is_some() && self.inode == recorded.inode;
         let created_later = self.created.zip(recorded.created).is_some_and(|(here, there)| here != there);
-        created_later || (self.path != recorded.path && !same_number)
+        created_later || (!self.is_at(recorded) && !same_number)
     }
 
     /// Whether this is recorded, as far as a copy is told by it.
     #[must_use]
     pub fn is_as_recorded(&self, recorded: &Home) -> bool {
-        (&self.path, self.inode, self.created) == (&recorded.path, recorded.inode, recorded.created)
+        self.is_at(recorded) && (self.inode, self.created) == (recorded.inode, recorded.created)
+    }
+
+    /// Earlier builds recorded URLs as they were given.
+    fn is_at(&self, recorded: &Home) -> bool {
+        address(&self.path) == address(&recorded.path)
+    }
+}
+
+/// Returns the scheme that stands for all those that mean the same kind of store.
+pub(crate) fn scheme_of(alias: &str) -> Option<&'static str> {
+    match alias {
+        "s3" | "s3a" => Some("s3"),
+        "gs" => Some("gs"),
+        "az" | "azure" | "abfs" | "abfss" | "adl" => Some("az"),
+        _ => None,
+    }
+}
+
+/// Returns the same string for all URLs of a prefix in a store. Paths stay as they are.
+pub(crate) fn address(of: &str) -> Cow<'_, str> {
+    match of.split_once("://").and_then(|(alias, rest)| Some((scheme_of(alias)?, rest))) {
+        Some((scheme, rest)) => {
+            let parts: Vec<&str> = rest.split('/').filter(|part| !part.is_empty()).collect();
+            format!("{scheme}://{}", parts.join("/")).into()
+        }
+        None => of.into(),
     }
 }
 
@@ -55,7 +151,8 @@ impl Home {
 pub enum Target {
     /// As the next one of the running branch. Where the name is taken, beside what has it.
     Branch,
-    /// Under this very name, in no branch: saved through `torch.distributed.checkpoint`. Only what was saved in the same way is replaced.
+    /// Under this very name, in no branch: saved through `torch.distributed.checkpoint`. Only what
+    /// was saved in the same way is replaced.
     Exactly,
 }
 
@@ -81,23 +178,45 @@ pub struct Pruned {
     pub foreign: Vec<Foreign>,
 }
 
-/// Where a checkpoint stands among the others of a directory. What comes from another directory has no place in its branches, but may be
-/// what they began with.
-#[must_use]
-pub fn place_of(manifest: &Manifest, run: Option<RunId>) -> Place {
-    let own = manifest.writer.filter(|w| Some(w.run) == run);
-    let lineage = match (own, &manifest.lineage) {
-        (Some(_), Some(lineage)) => lineage.clone(),
-        (Some(_), None) => Lineage { branch: OUTSIDE, ..Lineage::default() },
-        (None, _) => Lineage::default(),
-    };
-    Place { step: manifest.step, lineage }
+/// The runs whose branches are counted together in a directory: its own, and those of the
+/// directories that it was copied from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Runs(pub Vec<Inherited>);
+
+/// A run whose checkpoints a directory has as a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inherited {
+    /// The run.
+    pub run: RunId,
+    /// The directory's own turns begin here. What that run did in a later one was copied
+    /// afterwards, and has no place.
+    pub until: u64,
+}
+
+impl Runs {
+    /// This run alone.
+    pub fn only(run: Option<RunId>) -> Self {
+        Runs(run.into_iter().map(|run| Inherited { run, until: u64::MAX }).collect())
+    }
+
+    /// Where a checkpoint stands among the others of the directory. What comes from anywhere else
+    /// has no place in the branches, but may be what they began with.
+    pub fn place_of(&self, manifest: &Manifest) -> Place {
+        let turn = manifest.lineage.as_ref().map_or(0, |l| l.turn);
+        let counts = |w: Mark| self.0.iter().any(|r| r.run == w.run && turn < r.until);
+        let lineage = match (manifest.writer.is_some_and(counts), &manifest.lineage) {
+            (true, Some(lineage)) => lineage.clone(),
+            (true, None) => Lineage { branch: OUTSIDE, ..Lineage::default() },
+            (false, _) => Lineage::default(),
+        };
+        Place { step: manifest.step, lineage }
+    }
 }
 
 /// What retention has to know of a checkpoint that this run has written.
 pub(crate) fn candidate(manifest: &Manifest, run: RunId) -> Candidate {
     Candidate {
-        place: place_of(manifest, Some(run)),
+        place: Runs::only(Some(run)).place_of(manifest),
         saved_at: manifest.saved_at,
         purpose: manifest.purpose(),
         objects: manifest.objects(),
@@ -130,12 +249,12 @@ pub(crate) trait Storage: fmt::Debug + Send + Sync {
     /// Writes one rank's shard. `InvalidData` when its slot does not hold the step any more.
     fn write_shard(&self, of: &Prepared, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile>;
 
-    /// Makes a checkpoint visible if the directory is still its writer's, and says where. Doing it again changes nothing.
-    /// `AlreadyExists` where `target` names what something else has.
+    /// Makes a checkpoint visible if the directory is still its writer's, and says where. Doing it
+    /// again changes nothing. `AlreadyExists` where `target` names what something else has.
     fn publish(&self, mark: &Mark, manifest: &Manifest, target: Target, owned: StillOwned<'_>) -> io::Result<PathBuf>;
 
     /// The manifest of the checkpoint that this is itself. Errors are a sentence with the path.
-    fn manifest(&self) -> Result<Manifest, String>;
+    fn manifest(&self) -> Result<Manifest, Unreadable>;
 
     /// A manifest may give a shard of this checkpoint such a name: it stays below the checkpoint.
     fn may_hold(&self, file: &str) -> bool;
@@ -143,7 +262,8 @@ pub(crate) trait Storage: fmt::Debug + Send + Sync {
     /// Opens a shard of the checkpoint that this is itself.
     fn shard(&self, file: &str) -> io::Result<Stored>;
 
-    /// Published checkpoints in no order, damaged ones with the reason. A directory that is missing has none.
+    /// Published checkpoints in no order, damaged ones with the reason. A directory that is missing
+    /// has none.
     fn list(&self) -> io::Result<Vec<Found>>;
 
     /// Entries named as checkpoints that everstep did not write, or that cannot be told.
@@ -200,7 +320,8 @@ pub(crate) fn not_ours(name: &str) -> io::Error {
     io::Error::new(io::ErrorKind::AlreadyExists, what)
 }
 
-/// Whoever else deletes the same at this moment (the next step's publication, another agent) may be first.
+/// Whoever else deletes the same at this moment (the next step's publication, another agent) may be
+/// first.
 pub(crate) fn gone(done: io::Result<()>) -> io::Result<()> {
     absent(done).map(drop)
 }

@@ -1,4 +1,5 @@
-//! Corruption and crash states: every flip is noticed, every crash leaves the previous checkpoint whole.
+//! Corruption and crash states: every flip is noticed, every crash leaves the previous checkpoint
+//! whole.
 
 #![allow(clippy::unwrap_used, reason = "a test may end where it stands")]
 
@@ -12,14 +13,13 @@ use everstep_checkpoint::format::manifest::{self, MANIFEST_FILE, Manifest, Manif
 use everstep_checkpoint::format::mark::MARK_FILE;
 use everstep_checkpoint::format::mark::Mark;
 use everstep_checkpoint::lineage::Lineage;
-use everstep_checkpoint::memory::Memory;
 use everstep_checkpoint::persist;
 use everstep_checkpoint::restore::Shard;
 use everstep_checkpoint::retain::Policy;
 use everstep_core::id::{Rank, RunId};
 use everstep_core::message::Purpose;
 use everstep_core::shard::ShardFile;
-use region::intact;
+use region::{intact, overwrite};
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -91,18 +91,19 @@ fn every_flip_in_a_slot_is_noticed() {
     let region: usize = tensors().1.iter().map(Vec::len).sum();
     let index_at = REGION_AT + region.next_multiple_of(4096);
     let index_bytes = u64::from_le_bytes(good[64..72].try_into().unwrap()) as usize;
-    // The words that are summed, the sum, every bit of the index, and every 997th byte of the region.
+    // The words that are summed, the sum, every bit of the index, and every 997th byte of the
+    // region.
     let exact = (24..120).chain(index_at..index_at + index_bytes).flat_map(|b| (0..8).map(move |bit| (b, bit)));
     let sampled = (REGION_AT..REGION_AT + region).step_by(997).map(|b| (b, b % 8));
     let (mut flips, mut missed) = (0u32, Vec::new());
     for (byte, bit) in exact.chain(sampled) {
         let slot = Slot::open(&path).unwrap();
-        slot.memory().store(byte, &[&[good[byte] ^ (1 << bit)]]).unwrap();
+        overwrite(&slot, byte, &[good[byte] ^ (1 << bit)]);
         flips += 1;
         if intact(&slot) {
             missed.push((byte, bit));
         }
-        slot.memory().store(byte, &[&[good[byte]]]).unwrap();
+        overwrite(&slot, byte, &[good[byte]]);
     }
     println!("corruption: {flips} flips in a slot, {} undetected", missed.len());
     assert!(missed.is_empty(), "{missed:?}");
@@ -113,7 +114,8 @@ fn a_crash_while_capturing_leaves_the_other_slots() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b) = (captured(&dir.path().join("a"), 5), captured(&dir.path().join("b"), 6));
     b.release(Pin::Persist);
-    assert!(b.begin()); // and then the process died
+    // SAFETY: nobody else uses the slot.
+    assert!(unsafe { b.begin() }.is_some()); // and then the process died
     assert!(intact(&a));
     assert_eq!((b.state(), intact(&b)), (State::Writing, false));
 }
@@ -197,6 +199,35 @@ fn publishing_twice_and_pruning_keep_what_is_needed() {
     assert!(out.join("step-10.tmp-1.1").exists());
 }
 
+#[test]
+fn a_step_that_lacks_a_shard_is_not_published() {
+    let scratch = tempfile::tempdir().unwrap();
+    let out = scratch.path().join("out");
+    let write = |rank, step| {
+        let slot = captured(&scratch.path().join(format!("slot-{rank}")), step);
+        let _ = slot.pin(Pin::Persist);
+        persist::write_shard(&slot, &out, &mark(1), step, Rank(rank), &Throttle::new(0)).unwrap()
+    };
+    let shards = [write(0, 4), write(1, 4)];
+    let publish = || persist::publish(&out, &mark(1), 4, &shards, persist::Target::Branch);
+    let file = out.join("step-4.tmp-1.1").join(&shards[1].file);
+    let whole = fs::read(&file).unwrap();
+    let spoil: [&dyn Fn(); 3] =
+        [&|| fs::remove_file(&file).unwrap(), &|| fs::write(&file, &whole[1..]).unwrap(), &|| {
+            fs::remove_file(&file).unwrap();
+            fs::create_dir(&file).unwrap();
+        }];
+    for spoiled in spoil {
+        spoiled();
+        assert!(publish().unwrap_err().to_string().contains(&shards[1].file));
+        assert!(persist::list(&out).unwrap().is_empty());
+    }
+    fs::remove_dir(&file).unwrap();
+    fs::write(&file, &whole).unwrap();
+    publish().unwrap();
+    assert_eq!(persist::list(&out).unwrap().len(), 1);
+}
+
 /// The process died between the exchange of the two names and the deletion of what it had replaced.
 #[test]
 fn a_checkpoint_that_was_replaced_is_deleted_after_a_crash() {
@@ -222,7 +253,8 @@ fn a_checkpoint_that_was_replaced_is_deleted_after_a_crash() {
     assert_eq!(readable(&out), Some(4));
 }
 
-/// Two steps that become durable at the same moment are both published and both delete what nobody needs.
+/// Two steps that become durable at the same moment are both published and both delete what nobody
+/// needs.
 #[test]
 fn two_that_delete_at_once_do_not_fail_each_other() {
     let scratch = tempfile::tempdir().unwrap();

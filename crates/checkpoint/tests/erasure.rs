@@ -1,16 +1,17 @@
-//! Parity over real sockets: six nodes in one process, any two of them lost, damaged, or lost while they compute.
+//! Parity over real sockets: six nodes in one process, any two of them lost, damaged, or lost while
+//! they compute.
 
 #![allow(clippy::unwrap_used, reason = "a test may end where it stands")]
 
 mod region;
 
-use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, job_hash, slot_bytes};
+use everstep_checkpoint::arena::{Label, Pin, Slot, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{Described, Plan, Source, start};
-use everstep_checkpoint::erasure::encode::{self, Streams, encode};
+use everstep_checkpoint::erasure::encode::{self, encode};
 use everstep_checkpoint::erasure::parity::{Description, verify};
 use everstep_checkpoint::erasure::rebuild::{self, outline};
+use everstep_checkpoint::erasure::streams::Streams;
 use everstep_checkpoint::format::index::Tensor;
-use everstep_checkpoint::memory::Memory;
 use everstep_checkpoint::replicate::holder::Holder;
 use everstep_checkpoint::replicate::protocol::{ParityWant, Peer, Want};
 use everstep_checkpoint::replicate::push::{Gate, Open, Pass, Window};
@@ -18,12 +19,12 @@ use everstep_core::id::Rank;
 use everstep_core::message::Purpose;
 use everstep_core::placement::stripe;
 use everstep_wire::token::Token;
-use region::{flip, intact};
+use region::{flip, intact, region};
 use serde_json::value::RawValue;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 const JOB: &str = "j";
 
@@ -71,7 +72,8 @@ impl Group {
         let nodes = (0..).zip(lengths).map(|(rank, bytes)| {
             let directory = scratch.path().join(rank.to_string());
             std::fs::create_dir_all(&directory).unwrap();
-            let holder = Arc::new(Holder::new(vec![directory.clone()], job_hash(JOB)));
+            // SAFETY: no other holder has this directory.
+            let holder = Arc::new(unsafe { Holder::new(vec![directory.clone()], job_hash(JOB)) });
             holder.set_token(Token::from_text("secret"));
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let address = listener.local_addr().unwrap().to_string();
@@ -114,7 +116,8 @@ impl Group {
             round,
             base,
         };
-        encode(&task, &self.nodes[node].holder, &Streams::default(), gate, Window::default())
+        // SAFETY: a test computes the stripes of a node one after the other.
+        unsafe { encode(&task, &self.nodes[node].holder, &Streams::default(), gate, Window::default()) }
     }
 
     fn compute_all(&self, step: u64, round: u64, base: Option<u64>) {
@@ -148,12 +151,12 @@ impl Group {
         let task = self.task(rank, step, lost);
         let outline = outline(&task)?;
         let into = tempfile::tempdir().unwrap();
-        let slot = Slot::reserve(&into.path().join("slot"), slot_bytes(outline.region, 64 << 10)).unwrap();
-        task.fill(&slot, &outline)?;
+        let slot = Arc::new(Slot::reserve(&into.path().join("slot"), slot_bytes(outline.region, 64 << 10)).unwrap());
+        // SAFETY: nobody else uses the slot.
+        unsafe { task.fill(&slot, &outline, &AtomicBool::new(false))? };
         let (own, bytes) = (&self.nodes[rank].slot, usize::try_from(outline.region).unwrap());
         assert_eq!(slot.described().unwrap(), own.described().unwrap());
-        let region = |slot: &Slot| slot.memory().load(REGION_AT, bytes).unwrap();
-        Ok(intact(&slot) && region(&slot) == region(own))
+        Ok(intact(&slot) && region(&slot, bytes) == region(own, bytes))
     }
 
     /// Bytes of parity on a node.
@@ -217,7 +220,8 @@ impl Gate for After {
     }
 }
 
-/// Two nodes go while step 2 is being computed, at any moment: what all hold is step 1, and it comes back.
+/// Two nodes go while step 2 is being computed, at any moment: what all hold is step 1, and it
+/// comes back.
 #[test]
 fn what_all_hold_comes_back_when_nodes_go_while_the_next_step_is_computed() {
     for (turn, lost) in pairs(6).enumerate() {
@@ -288,7 +292,8 @@ fn a_node_that_has_taken_another_step_is_told_apart_at_once() {
 fn what_is_damaged_is_found_and_another_source_is_used() {
     let group = Group::new(&[9_500_000; 6], 2);
     group.compute_all(1, 1, None);
-    // Every byte of one other node, own shard and parity: one node lost and one rotten is as good as two lost.
+    // Every byte of one other node, own shard and parity: one node lost and one rotten is as good
+    // as two lost.
     for held in group.nodes[1].holder.held() {
         let slot = Slot::open(&held.path).unwrap();
         let bytes = usize::try_from(slot.region_bytes()).unwrap();
@@ -300,7 +305,7 @@ fn what_is_damaged_is_found_and_another_source_is_used() {
     // A chunk of one's own is healed, too.
     let own = &group.nodes[1].slot;
     let chunks: Vec<usize> = (0..10).collect();
-    let mut healed = group.task(1, 1, &[]).heal(&own.repair().unwrap(), &chunks).unwrap();
+    let mut healed = group.task(1, 1, &[]).heal(&own.repair().unwrap(), &chunks, &AtomicBool::new(false)).unwrap();
     healed.sort_unstable();
     assert_eq!(healed, chunks);
     assert!(intact(own));
@@ -316,17 +321,17 @@ fn what_is_damaged_is_found_and_another_source_is_used() {
 fn parity_that_speaks_of_another_shard_is_not_used() {
     let group = Group::new(&[5_000_000; 4], 2);
     group.compute_all(1, 1, None);
-    let parity: Vec<Slot> = group
+    let parity: Vec<Arc<Slot>> = group
         .nodes
         .iter()
         .flat_map(|n| n.holder.held())
         .filter(|h| h.parity)
-        .map(|h| Slot::open(&h.path).unwrap())
+        .map(|h| Arc::new(Slot::open(&h.path).unwrap()))
         .collect();
     assert!(parity.iter().all(|slot| verify(slot).is_ok()));
     // All parity of the second part says that rank 0's tensor has another name.
     let second = group.task(0, 1, &[0]).stripes[1].stripe;
-    let of_second = |slot: &&Slot| slot.label().unwrap().rank == u64::from(second);
+    let of_second = |slot: &&Arc<Slot>| slot.label().unwrap().rank == u64::from(second);
     for slot in parity.iter().filter(of_second) {
         let (label, json) = slot.described().unwrap();
         let mut found = Description::from_bytes(&json).unwrap();
@@ -334,9 +339,10 @@ fn parity_that_speaks_of_another_shard_is_not_used() {
         assert_eq!(own.label.rank, 0);
         own.index = RawValue::from_string(own.index.get().replace("\"w\"", "\"v\"")).unwrap();
         let (json, region) = (found.to_bytes().unwrap(), slot.region_bytes());
-        assert!(slot.begin());
-        slot.describe(label, &json, region).unwrap();
-        slot.finish(None);
+        // SAFETY: no parity is computed any more.
+        let writing = unsafe { slot.begin() }.unwrap();
+        writing.describe(label, &json, region).unwrap();
+        writing.seal(None);
     }
     let refused = group.rebuilt(0, 1, &[0]).unwrap_err();
     assert!(refused.to_string().contains("different shards"), "{refused}");

@@ -7,7 +7,6 @@ mod region;
 use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, State, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{Described, Plan, Source, start};
 use everstep_checkpoint::format::index::Tensor;
-use everstep_checkpoint::memory::Memory;
 use everstep_checkpoint::replicate::holder::Holder;
 use everstep_checkpoint::replicate::protocol::{Peer, Want};
 use everstep_checkpoint::replicate::pull::{fill, find, heal};
@@ -15,11 +14,11 @@ use everstep_checkpoint::replicate::push::{Gate, Link, Open, Pass, Window};
 use everstep_checkpoint::restore::Shard;
 use everstep_core::message::Purpose;
 use everstep_wire::token::Token;
-use region::{flip, intact};
+use region::{flip, intact, overwrite, region};
 use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 const BYTES: usize = 9_500_000;
 
@@ -48,7 +47,8 @@ fn captured(path: &Path, rank: u64, step: u64, generation: u64) -> Arc<Slot> {
 
 fn holder(directory: &Path) -> (Arc<Holder>, Peer) {
     std::fs::create_dir_all(directory).unwrap();
-    let holder = Arc::new(Holder::new(vec![directory.into()], job_hash("j")));
+    // SAFETY: a test writes into `directory` with one holder at a time.
+    let holder = Arc::new(unsafe { Holder::new(vec![directory.into()], job_hash("j")) });
     holder.set_token(Token::from_text("secret"));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -87,9 +87,14 @@ fn what_is_pushed_comes_back_from_two_holders_and_two_steps_stay() {
         assert_eq!(steps, [4, 5]);
     }
     let peers = [peer_a.clone(), peer_b];
-    let found = || peers.iter().map(|p| find(p, want(3, 5, 1)).unwrap()).collect::<Vec<_>>();
-    let back = Slot::reserve(&scratch.path().join("back"), slot_bytes(BYTES as u64, 64 << 10)).unwrap();
-    fill(&back, found(), &peers, want(3, 5, 1), 2).unwrap();
+    let found = || peers.iter().map(|p| (p, find(p, want(3, 5, 1)).unwrap())).collect::<Vec<_>>();
+    let back = Arc::new(Slot::reserve(&scratch.path().join("back"), slot_bytes(BYTES as u64, 64 << 10)).unwrap());
+    // SAFETY: nobody else uses the slot.
+    let fill = |streams, over: &AtomicBool| unsafe { fill(&back, found(), want(3, 5, 1), streams, over) };
+    assert_eq!(fill(2, &AtomicBool::new(true)).unwrap_err().kind(), std::io::ErrorKind::Interrupted);
+    assert_eq!(back.state(), State::Writing);
+    let over = AtomicBool::new(false);
+    fill(2, &over).unwrap();
     let original = std::fs::read(scratch.path().join("slot")).unwrap();
     let copy = std::fs::read(scratch.path().join("back")).unwrap();
     assert_eq!(original[REGION_AT..REGION_AT + BYTES], copy[REGION_AT..REGION_AT + BYTES]);
@@ -101,15 +106,15 @@ fn what_is_pushed_comes_back_from_two_holders_and_two_steps_stay() {
         flip(&Slot::open(&path).unwrap(), at);
     };
     rot(&holder_a, 5_000_000);
-    fill(&back, found(), &peers, want(3, 5, 1), 1).unwrap();
+    fill(1, &over).unwrap();
     assert!(intact(&back));
     rot(&holder_b, 5_000_001);
-    assert!(fill(&back, found(), &peers, want(3, 5, 1), 1).is_err());
+    assert!(fill(1, &over).is_err());
     assert_eq!(back.state(), State::Writing);
     // A damaged chunk of one's own is healed from a holder that has it good.
     rot(&holder_b, 5_000_001);
     let own = Arc::new(Slot::open(&scratch.path().join("slot")).unwrap());
-    own.memory().store(REGION_AT + 7_000_000, &[&[1, 2, 3]]).unwrap();
+    overwrite(&own, REGION_AT + 7_000_000, &[1, 2, 3]);
     let shard = Shard::from_slot(own.clone()).unwrap().0;
     assert!(shard.verify(2).is_err());
     assert_eq!(heal(&own.repair().unwrap(), &peers[1], want(3, 5, 1), &[6]).unwrap(), [6]);
@@ -131,7 +136,8 @@ fn an_interrupted_push_goes_on_where_it_stopped_and_a_stale_one_is_refused() {
     let mut link = Link::new(peer.clone(), 2);
     link.push(&slot, Window::default(), &Open).unwrap();
     let after = link.sent.load(Ordering::Relaxed);
-    // What was under way when the stream was closed may be lost; what was answered is not sent again.
+    // What was under way when the stream was closed may be lost; what was answered is not sent
+    // again.
     assert!(before >= 5 << 20 && after <= (BYTES - (2 << 20)) as u64, "{before} {after}");
     assert_eq!(holder.held().len(), 1);
     assert!(intact(&Slot::open(&holder.held()[0].path).unwrap()));
@@ -158,8 +164,7 @@ impl Gate for Arrived<'_> {
         let passed = self.passed.fetch_add(bytes, Ordering::Relaxed);
         let copy = std::fs::read_dir(self.kept).unwrap().map(|f| f.unwrap().path()).find(|p| p.is_file()).unwrap();
         let copy = Slot::open(&copy).unwrap();
-        let region = |slot: &Slot| slot.memory().load(REGION_AT, passed).unwrap();
-        assert_eq!(region(&copy), region(self.original), "at {passed}");
+        assert_eq!(region(&copy, passed), region(self.original, passed), "at {passed}");
         Pass { bytes, alone: false }
     }
 }
@@ -182,7 +187,7 @@ fn a_sender_whose_slot_is_damaged_is_told() {
     let kept = scratch.path().join("kept");
     let (holder, peer) = holder(&kept);
     let slot = captured(&scratch.path().join("slot"), 0, 7, 2);
-    slot.memory().store(REGION_AT + 3_000_000, &[&[9, 9, 9]]).unwrap();
+    overwrite(&slot, REGION_AT + 3_000_000, &[9, 9, 9]);
     let refused = Link::new(peer, 2).push(&slot, Window::default(), &Open).unwrap_err();
     assert!(refused.to_string().contains("damaged"), "{refused}");
     assert!(holder.held().is_empty());

@@ -84,8 +84,8 @@ impl Extent {
         self.step.is_some() && self.step == end.step && self.passes <= end.passes && self.missing(end.total).is_none()
     }
 
-    /// Returns the steps to complete in all, by this worker's own account or by another's, if it has
-    /// not completed them.
+    /// Returns the steps to complete in all, by this worker's own account or by another's, if it
+    /// has not completed them.
     #[must_use]
     pub fn missing(self, other: Option<Step>) -> Option<Step> {
         self.total.max(other).filter(|total| self.step.is_some_and(|step| step < *total))
@@ -159,8 +159,8 @@ pub enum HowEnded {
     ShuttingDown,
     /// It exited with 0.
     Exited,
-    /// It exited with 0, but the process that trained in its place had ended without Python's normal
-    /// exit. Whether the training had finished is not known.
+    /// It exited with 0, but the process that trained in its place had ended without Python's
+    /// normal exit. Whether the training had finished is not known.
     Unconfirmed {
         /// Process id of the one that trained.
         pid: u32,

@@ -1,10 +1,11 @@
-//! The idle times of the training network, and what fits into them (Gemini §5.2: profile, Algorithm
-//! 2; §5.3: frequency).
+//! The idle times of the training network (Gemini §5.2: profile). What fits into them is in
+//! [`crate::outlook`].
 //!
 //! A profile has one idle span before the first collective of an iteration and one after each, in
 //! order. The sender follows the collectives by counting them, so that a slow phase shifts all
 //! later spans with it.
 
+use crate::median::median;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -120,7 +121,7 @@ fn typical(seen: &[Iteration]) -> Iteration {
     for iteration in seen {
         by_count.entry(iteration.idle.len()).or_default().push(iteration);
     }
-    let length = median(seen.iter().map(|i| i.length).collect());
+    let length = median(seen.iter().map(|i| i.length)).unwrap_or_default();
     let common = by_count.into_values().max_by_key(Vec::len).unwrap_or_default();
     if common.len() * 2 < seen.len() {
         return Iteration { length, idle: Vec::new() };
@@ -128,89 +129,17 @@ fn typical(seen: &[Iteration]) -> Iteration {
     let spans = common.first().map_or(0, |i| i.idle.len());
     let span = |n: usize| {
         let lengths: Vec<Duration> = common.iter().filter_map(|i| i.idle.get(n).copied()).collect();
-        let middle = median(lengths.clone());
-        middle.saturating_sub(2 * median(lengths.into_iter().map(|l| l.abs_diff(middle)).collect()))
+        let middle = median(lengths.iter().copied()).unwrap_or_default();
+        let deviation = median(lengths.into_iter().map(|l| l.abs_diff(middle))).unwrap_or_default();
+        middle.saturating_sub(2 * deviation)
     };
-    Iteration { length: median(common.iter().map(|i| i.length).collect()), idle: (0..spans).map(span).collect() }
-}
-
-fn median(mut of: Vec<Duration>) -> Duration {
-    of.sort_unstable();
-    of.get(of.len() / 2).copied().unwrap_or_default()
-}
-
-/// The cost of sending a chunk: `latency + bytes / bytes_per_second` (f(x) of Algorithm 2).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Cost {
-    /// α, in seconds.
-    pub latency: f64,
-    /// B: the bandwidth.
-    pub bytes_per_second: f64,
-}
-
-impl Cost {
-    fn of(&self, bytes: u64) -> f64 {
-        self.latency + bytes as f64 / self.bytes_per_second
-    }
-
-    fn within(&self, seconds: f64) -> u64 {
-        ((seconds - self.latency).max(0.0) * self.bytes_per_second) as u64
-    }
-}
-
-/// A part of a checkpoint and the idle span that it is sent in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chunk {
-    /// Index of the idle span.
-    pub span: usize,
-    /// Size in bytes.
-    pub bytes: u64,
-}
-
-/// Algorithm 2: splits `bytes` into chunks of at most one sub-buffer and assigns them to the idle
-/// spans, in order. The remainder goes into the last span: it ends with the iteration, and delays
-/// nothing but the next iteration.
-#[must_use]
-pub fn schedule(idle: &[Duration], bytes: u64, buffer: u64, cost: Cost) -> Vec<Chunk> {
-    let (mut left, mut chunks) = (bytes, Vec::new());
-    for (span, length) in idle.iter().enumerate() {
-        let last = span + 1 == idle.len();
-        let mut time = if last { f64::INFINITY } else { TRUST * length.as_secs_f64() };
-        while left > 0 {
-            let bytes = cost.within(time).min(buffer.max(1)).min(left);
-            if bytes == 0 {
-                break;
-            }
-            time -= cost.of(bytes);
-            left -= bytes;
-            chunks.push(Chunk { span, bytes });
-        }
-    }
-    chunks
-}
-
-/// Returns the number of bytes that the idle spans of one iteration can carry, chunk by chunk.
-#[must_use]
-pub fn capacity(idle: &[Duration], buffer: u64, cost: Cost) -> u64 {
-    let fits = |length: &Duration| {
-        let time = TRUST * length.as_secs_f64();
-        let whole = (time / cost.of(buffer.max(1))).floor();
-        (whole as u64) * buffer + cost.within(time - whole * cost.of(buffer.max(1))).min(buffer)
-    };
-    idle.iter().map(fits).sum()
-}
-
-/// Returns the iterations between copies so that no copy needs more than the idle time available
-/// (Gemini §5.3).
-#[must_use]
-pub fn interval(bytes: u64, capacity: u64) -> u64 {
-    bytes.div_ceil(capacity.max(1)).clamp(1, INTERVAL_MAX)
+    let length = median(common.iter().map(|i| i.length)).unwrap_or_default();
+    Iteration { length, idle: (0..spans).map(span).collect() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
     fn ms(n: u64) -> Duration {
         Duration::from_millis(n)
@@ -256,36 +185,5 @@ mod tests {
             let _ = profiler.observe(iteration(&vec![3; 1 + i % 7]));
         }
         assert!(profiler.profile().unwrap().idle.is_empty());
-    }
-
-    #[test]
-    fn the_last_span_takes_what_is_left() {
-        let cost = Cost { latency: 0.0, bytes_per_second: 1000.0 };
-        let chunks = schedule(&[ms(100), ms(1), ms(10)], 200, 64, cost);
-        let of = |span| chunks.iter().filter(|c| c.span == span).map(|c| c.bytes).collect::<Vec<_>>();
-        assert_eq!((of(0), of(1), of(2)), (vec![64, 33], vec![], vec![64, 39]));
-        assert_eq!((interval(200, 100), interval(201, 100), interval(5, 0)), (2, 3, 5));
-    }
-
-    proptest! {
-        #[test]
-        fn nothing_is_lost_and_no_span_but_the_last_overflows(
-            idle in proptest::collection::vec(0u64..50, 1..20),
-            bytes in 0u64..1_000_000,
-            buffer in 1u64..100_000,
-        ) {
-            let idle: Vec<Duration> = idle.into_iter().map(ms).collect();
-            let cost = Cost { latency: 1e-4, bytes_per_second: 1e6 };
-            let chunks = schedule(&idle, bytes, buffer, cost);
-            prop_assert_eq!(chunks.iter().map(|c| c.bytes).sum::<u64>(), bytes);
-            prop_assert!(chunks.iter().all(|c| c.bytes <= buffer && c.bytes > 0));
-            for (span, length) in idle.iter().enumerate().take(idle.len() - 1) {
-                let taken: f64 = chunks.iter().filter(|c| c.span == span).map(|c| cost.of(c.bytes)).sum();
-                prop_assert!(taken <= TRUST * length.as_secs_f64() + 1e-9);
-            }
-            let fit: u64 = capacity(&idle, buffer, cost);
-            let before_last: u64 = chunks.iter().filter(|c| c.span + 1 < idle.len()).map(|c| c.bytes).sum();
-            prop_assert!(before_last <= fit + idle.len() as u64);
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! Which connections of the coordinator are silent for too long, and which are due a ping.
 //!
-//! Time in which the coordinator's own process was suspended is nobody's silence. It shows as a late
-//! [`KeepAlive::check`].
+//! Time in which the coordinator's own process was suspended is nobody's silence. It shows as a
+//! late [`KeepAlive::check`].
 
 use crate::id::Session;
 use crate::time::Time;

@@ -10,6 +10,7 @@
 //!  round 3   the same, with another cleared one        fails between cleared nodes: the link
 //! ```
 
+use crate::median::median;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Maximum number of rounds of pairs.
@@ -98,10 +99,9 @@ fn pair(a: usize, b: usize) -> (usize, usize) {
 }
 
 /// Returns the median of at least [`FOR_A_MEDIAN`] values.
-fn median(of: impl Iterator<Item = u64>) -> Option<u64> {
-    let mut all: Vec<u64> = of.collect();
-    all.sort_unstable();
-    all.get(all.len() / 2).copied().filter(|_| all.len() >= FOR_A_MEDIAN)
+fn usual(of: impl Iterator<Item = u64>) -> Option<u64> {
+    let all: Vec<u64> = of.collect();
+    if all.len() >= FOR_A_MEDIAN { median(all) } else { None }
 }
 
 impl NodeCheck {
@@ -252,7 +252,7 @@ impl NodeCheck {
     fn slow_from(&self) -> Option<u64> {
         let took =
             self.tests.values().filter_map(|o| if let Outcome::Passed { micros } = o { Some(*micros) } else { None });
-        median(took).map(|m| m * SLOW_PAIR_PERCENT / 100)
+        usual(took).map(|m| m * SLOW_PAIR_PERCENT / 100)
     }
 
     /// Returns the nodes with a test that passed in time.
@@ -280,7 +280,7 @@ impl NodeCheck {
     /// Returns the nodes that are slow by their own measurements.
     fn slow(&self) -> BTreeMap<usize, String> {
         let of = |speed: &Speed| [("matrix multiplication", speed.compute), ("memory", speed.memory)];
-        let median = |what: usize| median(self.speeds.values().map(|s| of(s)[what].1)).filter(|m| *m > 0);
+        let median = |what: usize| usual(self.speeds.values().map(|s| of(s)[what].1)).filter(|m| *m > 0);
         let medians = [median(0), median(1)];
         let mut found = BTreeMap::new();
         for (node, speed) in &self.speeds {

@@ -130,8 +130,8 @@ pub struct Tenure {
 
 impl Tenure {
     /// Returns whether the owner may still publish: the directory has not been replaced by one of
-    /// another `run` (`None`: it has none), and no later owner has taken it over, by the `newest` epoch
-    /// on record.
+    /// another `run` (`None`: it has none), and no later owner has taken it over, by the `newest`
+    /// epoch on record.
     #[must_use]
     pub fn lasts(self, run: Option<RunId>, newest: Option<u64>) -> bool {
         run.is_none_or(|run| run == self.run) && newest.is_none_or(|newest| newest <= self.epoch)

@@ -346,8 +346,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the workers announce, no bytes pass during a collective unless the copy is late,
-        /// and a copy is complete in the end.
+        /// Whatever the workers announce, no bytes pass during a collective unless the copy is
+        /// late, and a copy is complete in the end.
         #[test]
         fn bytes_pass_only_between_collectives(
             busy in prop::collection::vec(1u64..40, 20..60),

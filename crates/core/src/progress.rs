@@ -1,7 +1,9 @@
-//! The progress of one generation's ranks: what their agents report with every keep-alive, which step
-//! all of them have completed, how long their steps take, and which of them hold the others up.
+//! The progress of one generation's ranks: what their agents report with every keep-alive, which
+//! step all of them have completed, how long their steps take, and which of them hold the others
+//! up.
 
 use crate::id::{NodeId, Step};
+use crate::median::median;
 use crate::slow::{Change, SlowWatch};
 use crate::time::Time;
 use schemars::JsonSchema;
@@ -92,9 +94,7 @@ impl ProgressWatch {
     /// Returns the median duration of the ranks' last steps, in microseconds.
     #[must_use]
     pub fn median_step_us(&self) -> Option<u64> {
-        let mut micros: Vec<u64> = self.ranks().filter_map(|r| r.step_us).collect();
-        micros.sort_unstable();
-        micros.get(micros.len() / 2).copied()
+        median(self.ranks().filter_map(|r| r.step_us))
     }
 
     /// Returns the lowest step that any rank has completed, once all ranks of a world of this size

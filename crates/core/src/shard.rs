@@ -231,7 +231,8 @@ pub struct ShardFile {
     /// Why it was written.
     #[serde(default, skip_serializing_if = "Purpose::is_recovery")]
     pub purpose: Purpose,
-    /// Names of the objects whose state is in it, such as `model` and `optimizer`; none where the writer did not say.
+    /// Names of the objects whose state is in it, such as `model` and `optimizer`; none where the
+    /// writer did not say.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub objects: BTreeSet<String>,
 }

@@ -12,6 +12,7 @@
 //! been noise on this machine, so each one makes the watch wait longer before the next, unless that
 //! rank is much slower still. A calm period shortens the wait again.
 
+use crate::median::median;
 use crate::time::Time;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -94,11 +95,6 @@ fn sorted(values: impl Iterator<Item = u64>) -> Vec<u64> {
     sorted
 }
 
-fn median(values: impl Iterator<Item = u64>) -> u64 {
-    let sorted = sorted(values);
-    at(&sorted, sorted.len() / 2)
-}
-
 /// Returns the median of `sorted` without one occurrence of `own`.
 fn median_of_others(sorted: &[u64], own: u64) -> u64 {
     let place = sorted.partition_point(|v| *v < own);
@@ -124,7 +120,7 @@ impl Comparison {
     /// steps.
     fn percent(&self) -> u64 {
         let (own, others) = self.latest();
-        median(own.iter().flat_map(|x| others.iter().map(move |y| x * 100 / y.max(&1))))
+        median(own.iter().flat_map(|x| others.iter().map(move |y| x * 100 / y.max(&1)))).unwrap_or(0)
     }
 
     /// Returns whether the rank's times and the others' are separate, by more than the others are
@@ -132,7 +128,7 @@ impl Comparison {
     fn apart(&self, percent: u64) -> bool {
         let (own, others) = self.latest();
         let longer: usize = own.iter().map(|x| others.iter().filter(|y| x > y).count()).sum();
-        let middle = |of: &[u64]| median(of.iter().copied());
+        let middle = |of: &[u64]| median(of.iter().copied()).unwrap_or(0);
         let reverse = sorted(self.own.iter().zip(&self.others).map(|(x, y)| y * 100 / x.max(&1)));
         longer * 100 >= own.len() * others.len() * APART_PERCENT
             && middle(own) > middle(others) + NOISE_MICROS
@@ -341,7 +337,7 @@ mod tests {
         for values in [[1u64, 2, 3, 4, 5].as_slice(), &[2, 2, 7, 9], &[1, 8], &[4, 4, 4]] {
             for (i, own) in values.iter().enumerate() {
                 let others = values.iter().enumerate().filter(|(k, _)| *k != i).map(|(_, v)| *v);
-                assert_eq!(median_of_others(values, *own), median(others), "{values:?} without {own}");
+                assert_eq!(median_of_others(values, *own), median(others).unwrap_or(0), "{values:?} without {own}");
             }
         }
     }

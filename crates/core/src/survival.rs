@@ -82,11 +82,21 @@ pub fn survival(nodes: u64, k: u64, failed: u64, scheme: Scheme) -> f64 {
     ways.ratio(&all, f).min(1.0)
 }
 
+/// An erasure code over the shards of a group of nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Code {
+    /// Number of shards from which parity is computed.
+    pub data: u64,
+    /// Number of parity shards, and of lost shards that can be computed again.
+    pub parity: u64,
+}
+
 /// Returns the probability that every shard can still be computed when `failed` of `nodes` are lost
-/// at once, under a code of `data` shards and `parity` parity shards: no group has lost more nodes
+/// at once, under an erasure code: no group has lost more nodes
 /// than it has parity.
 #[must_use]
-pub fn survival_of_code(nodes: u64, (data, parity): (u64, u64), failed: u64) -> f64 {
+pub fn survival_of_code(nodes: u64, code: Code, failed: u64) -> f64 {
+    let Code { data, parity } = code;
     if failed == 0 {
         return 1.0;
     }
@@ -186,14 +196,14 @@ mod tests {
                 };
                 let good = sets.iter().filter(|lost| found.iter().all(|g| holds(lost, g))).count();
                 let (is, counted) = (
-                    survival_of_code(n as u64, (data as u64, parity as u64), u64::from(f)),
+                    survival_of_code(n as u64, Code { data: data as u64, parity: parity as u64 }, u64::from(f)),
                     good as f64 / sets.len() as f64,
                 );
                 assert!((is - counted).abs() < 1e-12, "{n} {data}+{parity} {f}: {is} {counted}");
             }
         }
         // Six nodes survive the loss of any two, as with two full copies.
-        assert!((survival_of_code(6, (4, 2), 2) - survival(6, 3, 2, Scheme::Mixed)).abs() < 1e-12);
+        assert!((survival_of_code(6, Code { data: 4, parity: 2 }, 2) - survival(6, 3, 2, Scheme::Mixed)).abs() < 1e-12);
     }
 
     #[test]

@@ -6,7 +6,7 @@ mod scene;
 use everstep_core::coordinator::command::Fact;
 use everstep_core::coordinator::event::Event;
 use everstep_core::id::{Generation, Session};
-use everstep_core::message::{Failure, Order, Outcome, Report};
+use everstep_core::message::{CrewReport, Failure, Order, Outcome, Report};
 use everstep_core::severity::Table;
 use everstep_core::spec::RestartBudget;
 use scene::{Scene, failure};
@@ -28,7 +28,7 @@ fn job(sizes: (u32, u32), nodes: u64, restarts: RestartBudget) -> Scene {
 
 fn fails(scene: &mut Scene, node: u64, failure: Failure) {
     let generation = scene.job().record.generation;
-    scene.says(node, Report::WorkerFailed { generation, failure });
+    scene.says(node, Report::Crew(generation, CrewReport::WorkerFailed(failure)));
 }
 
 fn sign(scene: &mut Scene, node: u64, line: &str) {
@@ -69,7 +69,7 @@ fn the_restart_does_not_wait_for_the_blame() {
     assert_eq!(scene.started(), [1, 2]);
     // A report about the failed generation still counts while the next one runs.
     let late = failure(1, Outcome::Code(1), "OSError: [Errno 28] No space left on device", 40);
-    scene.says(1, Report::WorkerFailed { generation: Generation(1), failure: late });
+    scene.says(1, Report::Crew(Generation(1), CrewReport::WorkerFailed(late)));
     scene.passes(2100);
     assert_eq!(blamed(&scene), Some(("1".into(), "disk-full".into(), 1)));
 }

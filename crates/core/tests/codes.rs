@@ -7,7 +7,8 @@ use everstep_core::coordinator::command::Command;
 use everstep_core::coordinator::event::Event;
 use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank, Session, Step};
 use everstep_core::message::{
-    Hello, Holding, Offer, Offers, Order, Parity, Redundancy, Replicated, Replication, Report, Source, Tier,
+    CrewOrder, CrewReport, Hello, Holding, Holdings, Offer, Offers, Order, Parity, RankOffers, Redundancy, Replicated,
+    Replication, Report, Restore, Sealed, Source, Tier,
 };
 use everstep_core::spec::{JobSpec, RestartBudget};
 use everstep_core::time::Time;
@@ -86,13 +87,13 @@ impl Scene {
 
     fn sealed(&mut self, node: usize, step: Step, instead: Option<u64>) {
         let wish = Redundancy { replicas: 2, data: 4, shared: false };
-        self.report(node, Report::Sealed { generation: GENERATION, step, wish, instead });
+        self.report(node, Report::Crew(GENERATION, CrewReport::Sealed(Sealed { step, wish, instead })));
     }
 
     fn done(&mut self, node: usize, step: Step, round: u64) {
         self.report(
             node,
-            Report::Replicated(Replicated { generation: GENERATION, step, sealed: step, digests: vec![], round }),
+            Report::Crew(GENERATION, CrewReport::Replicated(Replicated { step, sealed: step, digests: vec![], round })),
         );
     }
 
@@ -100,7 +101,7 @@ impl Scene {
     fn plans(&mut self) -> (Vec<Replication>, u64) {
         (0..self.workers.len()).for_each(|node| self.sealed(node, STEP, None));
         let plan = |(session, order): &(Session, Order)| match order {
-            Order::Replicate { plan, round, .. } => Some((session.0, plan.clone(), *round)),
+            Order::Crew(_, CrewOrder::Replicate { plan, round }) => Some((session.0, plan.clone(), round.round)),
             _ => None,
         };
         let told: Vec<_> = self.sent.iter().filter_map(plan).collect();
@@ -108,7 +109,8 @@ impl Scene {
     }
 
     fn committed(&self) -> Vec<u64> {
-        let step = |o: &Order| if let Order::Committed { step, .. } = o { Some(step.0) } else { None };
+        let step =
+            |o: &Order| if let Order::Crew(_, CrewOrder::Committed { step, .. }) = o { Some(step.0) } else { None };
         self.sent.iter().filter(|(session, _)| session.0 == 0).filter_map(|(_, o)| step(o)).collect()
     }
 
@@ -146,19 +148,22 @@ fn restored(workers: &[u32], plans: &[Replication], lost: &BTreeSet<usize>) -> B
             |rank| Holding { step: STEP, generation: GENERATION, rank: Rank(rank), world_size: size, shared: false };
         let held = scene.ranks(node).filter(|_| there).map(holding).collect();
         let parity = parity.get(&node).filter(|_| there).cloned().unwrap_or_default();
-        scene.report(node, Report::Holds { generation: GENERATION, held, parity });
+        scene.report(node, Report::Crew(GENERATION, CrewReport::Holds(Holdings { held, parity })));
         for rank in scene.ranks(node) {
             let offer = Offer { step: STEP, tier: Tier::Memory, generation: GENERATION };
             let offers = if there { vec![offer] } else { vec![] };
             scene.report(
                 node,
-                Report::Offers { generation: GENERATION, rank: Rank(rank), offers: Offers::any(offers, false) },
+                Report::Crew(
+                    GENERATION,
+                    CrewReport::Offers(RankOffers { rank: Rank(rank), offers: Offers::any(offers, false) }),
+                ),
             );
         }
     }
     let mut found = BTreeMap::new();
     for (session, order) in &scene.sent {
-        if let Order::Restore { step: Some(step), sources, .. } = order {
+        if let Order::Crew(_, CrewOrder::Restore(Restore { step: Some(step), sources, .. })) = order {
             assert_eq!(*step, STEP);
             found.extend(scene.ranks(usize::try_from(session.0).unwrap()).zip(sources.clone()));
         }
@@ -229,7 +234,13 @@ fn what_comes_from_an_earlier_round_is_not_counted() {
     // The sixth node cannot replicate it, so another step is named.
     scene.sealed(5, STEP, Some(first));
     let named = |scene: &Scene| {
-        let next = |o: &Order| if let Order::Replicate { next, round, .. } = o { Some((next.0, *round)) } else { None };
+        let next = |o: &Order| {
+            if let Order::Crew(_, CrewOrder::Replicate { round, .. }) = o {
+                Some((round.next.0, round.round))
+            } else {
+                None
+            }
+        };
         scene.sent.iter().filter_map(|(_, o)| next(o)).next_back().unwrap()
     };
     let (next, second) = named(&scene);
@@ -252,16 +263,14 @@ fn what_is_held_by_all_is_not_named_again() {
     let (_, round) = scene.plans();
     let later = Step(STEP.0 + 1);
     for node in 0..6 {
-        let report = Report::Replicated(Replicated {
-            generation: GENERATION,
-            step: later,
-            sealed: STEP,
-            digests: vec![],
-            round,
-        });
+        let report = Report::Crew(
+            GENERATION,
+            CrewReport::Replicated(Replicated { step: later, sealed: STEP, digests: vec![], round }),
+        );
         scene.report(node, report);
     }
     assert_eq!(scene.committed(), [later.0]);
-    let next = |o: &Order| if let Order::Committed { next, .. } = o { Some(*next) } else { None };
+    let next =
+        |o: &Order| if let Order::Crew(_, CrewOrder::Committed { round, .. }) = o { Some(round.next) } else { None };
     assert!(scene.sent.iter().filter_map(|(_, o)| next(o)).all(|next| next > later));
 }

@@ -6,7 +6,9 @@ mod scene;
 use everstep_core::coordinator::command::Fact;
 use everstep_core::history::{Entry, notes};
 use everstep_core::id::{Generation, Rank, Step};
-use everstep_core::message::{Cause, Ended, Extent, Failure, HowEnded, Offers, Order, Outcome, Report};
+use everstep_core::message::{
+    Cause, CrewOrder, CrewReport, Ended, Extent, Failure, HowEnded, Offers, Order, Outcome, RankOffers, Report,
+};
 use everstep_core::spec::RestartBudget;
 use scene::{Scene, failure};
 
@@ -29,7 +31,7 @@ fn crash(rank: u32, outcome: Outcome, step: u64) -> Failure {
 
 fn crashes(scene: &mut Scene, failure: Failure) {
     let node = u64::from(failure.rank.0);
-    scene.says(node, Report::WorkerFailed { generation: Generation(1), failure });
+    scene.says(node, Report::Crew(Generation(1), CrewReport::WorkerFailed(failure)));
 }
 
 fn ends(scene: &mut Scene, rank: u32, step: Option<u64>, how: HowEnded) {
@@ -39,7 +41,15 @@ fn ends(scene: &mut Scene, rank: u32, step: Option<u64>, how: HowEnded) {
 fn ends_after(scene: &mut Scene, rank: u32, extent: Extent, how: HowEnded) {
     let Extent { step, total, passes } = extent;
     let ended = Ended { rank: Rank(rank), step, total, passes, how };
-    scene.says(u64::from(rank), Report::Ended { generation: Generation(1), ended });
+    scene.says(u64::from(rank), Report::Crew(Generation(1), CrewReport::Ended(ended)));
+}
+
+fn has_checkpoints(scene: &mut Scene) {
+    let offers = Report::Crew(
+        Generation(1),
+        CrewReport::Offers(RankOffers { rank: Rank(0), offers: Offers::any(vec![], true) }),
+    );
+    scene.says(0, offers);
 }
 
 fn warned(scene: &Scene) -> bool {
@@ -102,14 +112,15 @@ fn a_rank_that_ends_before_the_last_step_has_not_finished_what_the_others_fail_a
             scene.passes(60_000);
             let (code, why) = scene.over().unwrap();
             assert_eq!((code, scene.started(), warned(&scene)), (1, vec![1], false), "{why}");
-            assert!(why.contains("rank 1 ended by itself at step 6 of 12"), "{why}");
+            assert!(why.contains("rank 1 finished at step 6 of 12"), "{why}");
         }
     }
 }
 
 #[test]
 fn a_rank_that_has_begun_the_next_step_has_more_to_do_than_one_that_ended() {
-    // A last pass without a step, as after an incomplete batch, is no next step if all ranks have made it.
+    // A last pass without a step, as after an incomplete batch, is no next step if all ranks have
+    // made it.
     for (passes, with, code) in [(1, 0, 1), (3, 2, 1), (0, 0, 0), (2, 2, 0)] {
         let mut scene = job(PER_DAY);
         let extent = Extent { step: Some(Step(6)), total: None, passes: with };
@@ -120,7 +131,7 @@ fn a_rank_that_has_begun_the_next_step_has_more_to_do_than_one_that_ended() {
         scene.passes(60_000);
         let (ended, why) = scene.over().unwrap();
         assert_eq!((ended, scene.started(), warned(&scene)), (code, vec![1], code == 0), "{why}");
-        assert_eq!(why.contains("this one had begun the next step"), code == 1, "{why}");
+        assert_eq!(why.contains("had already begun the next step"), code == 1, "{why}");
     }
 }
 
@@ -135,11 +146,10 @@ fn an_end_that_is_known_only_after_a_restart_was_ordered_counts() {
     ] {
         let mut scene = job(PER_DAY);
         if checkpointed {
-            let offers = Report::Offers { generation: Generation(1), rank: Rank(0), offers: Offers::any(vec![], true) };
-            scene.says(0, offers);
+            has_checkpoints(&mut scene);
         }
         crashes(&mut scene, Failure { passes, ..failure(0, Outcome::Code(1), LOST, 6) });
-        assert!(scene.sent.iter().any(|o| matches!(o, Order::Fence { .. })));
+        assert!(scene.sent.iter().any(|o| matches!(o, Order::Crew(_, CrewOrder::Fence { .. }))));
         ends(&mut scene, 1, Some(6), how);
         scene.stopped([0, 1]);
         scene.passes(60_000);
@@ -189,12 +199,57 @@ fn a_rank_is_not_its_own_proof_that_all_have_ended() {
 }
 
 #[test]
-fn an_exception_while_the_interpreter_of_the_rank_shuts_down_is_not_its_scripts() {
+fn an_exit_code_that_follows_the_end_of_the_script_is_its_own() {
+    // `raise SystemExit(1)` cannot be seen before the process ends with it.
     let mut scene = job(PER_DAY);
     ends(&mut scene, 0, Some(7), HowEnded::ShuttingDown);
-    crashes(&mut scene, failure(0, Outcome::Code(1), "EOFError: of a helper", 7));
-    ends(&mut scene, 1, Some(7), HowEnded::Exited);
-    assert_eq!((scene.over().unwrap().0, warned(&scene)), (0, true), "{:?}", scene.over());
+    crashes(&mut scene, crash(0, Outcome::Code(1), 7));
+    scene.passes(1100);
+    scene.stopped([0, 1]);
+    scene.passes(5000);
+    assert_eq!((scene.over().unwrap().0, warned(&scene)), (1, false), "{:?}", scene.over());
+}
+
+#[test]
+fn ranks_that_all_exit_with_a_code_have_not_finished() {
+    for (checkpointed, code) in [(false, Some(1)), (true, None)] {
+        let mut scene = job(PER_DAY);
+        if checkpointed {
+            has_checkpoints(&mut scene);
+        }
+        (0..2).for_each(|rank| ends(&mut scene, rank, Some(7), HowEnded::ShuttingDown));
+        crashes(&mut scene, crash(0, Outcome::Code(1), 7));
+        scene.passes(500);
+        assert_eq!(scene.over(), None, "what rank 1 says is waited for");
+        crashes(&mut scene, crash(1, Outcome::Code(1), 7));
+        scene.stopped([0, 1]);
+        scene.passes(3000);
+        assert_eq!((scene.over().map(|o| o.0), warned(&scene)), (code, false), "{:?}", scene.over());
+        assert_eq!(scene.started().len(), if checkpointed { 2 } else { 1 });
+    }
+}
+
+#[test]
+fn an_exit_code_takes_back_that_a_late_end_finished_the_training() {
+    let mut scene = job(PER_DAY);
+    has_checkpoints(&mut scene);
+    crashes(&mut scene, failure(0, Outcome::Code(1), LOST, 6));
+    ends(&mut scene, 1, Some(6), HowEnded::ShuttingDown);
+    crashes(&mut scene, crash(1, Outcome::Code(3), 6));
+    scene.stopped([0, 1]);
+    scene.passes(60_000);
+    assert_eq!((scene.started(), scene.over()), (vec![1, 2], None));
+}
+
+#[test]
+fn an_interpreter_that_takes_long_to_shut_down_is_at_its_end() {
+    let mut scene = job(PER_DAY);
+    ends(&mut scene, 0, Some(60), HowEnded::ShuttingDown);
+    crashes(&mut scene, failure(1, Outcome::Code(1), LOST, 60));
+    scene.passes(11_000);
+    assert!(warned(&scene) && scene.over().is_none(), "rank 0 is still at it");
+    ends(&mut scene, 0, Some(60), HowEnded::Exited);
+    assert_eq!((scene.over().unwrap().0, scene.started()), (0, vec![1]));
 }
 
 #[test]
@@ -228,7 +283,7 @@ fn an_end_that_nothing_confirms_is_told_once_and_changes_nothing() {
 fn a_crash_before_the_last_step_is_not_held() {
     let mut scene = job(PER_DAY);
     crashes(&mut scene, Failure { total: Some(Step(60)), ..crash(1, Outcome::Signal(6), 30) });
-    assert!(scene.sent.iter().any(|o| matches!(o, Order::Fence { .. })));
+    assert!(scene.sent.iter().any(|o| matches!(o, Order::Crew(_, CrewOrder::Fence { .. }))));
 }
 
 #[test]
@@ -246,9 +301,9 @@ fn a_count_of_restarts_is_honoured_for_what_is_not_finished() {
 fn nobody_ends_so_a_crash_is_a_failure_after_a_moment() {
     let mut scene = job(PER_DAY);
     crashes(&mut scene, crash(1, Outcome::Signal(6), 30));
-    assert!(!scene.sent.iter().any(|o| matches!(o, Order::Fence { .. })));
+    assert!(!scene.sent.iter().any(|o| matches!(o, Order::Crew(_, CrewOrder::Fence { .. }))));
     scene.passes(1100);
-    assert!(scene.sent.iter().any(|o| matches!(o, Order::Fence { .. })));
+    assert!(scene.sent.iter().any(|o| matches!(o, Order::Crew(_, CrewOrder::Fence { .. }))));
     scene.stopped([0, 1]);
     scene.passes(3000);
     assert_eq!(scene.started(), [1, 2]);
@@ -259,14 +314,14 @@ fn what_follows_from_a_crash_shows_that_the_others_are_not_at_their_end() {
     let mut scene = job(PER_DAY);
     crashes(&mut scene, crash(1, Outcome::Signal(6), 30));
     crashes(&mut scene, failure(0, Outcome::Code(1), LOST, 30));
-    assert!(scene.sent.iter().any(|o| matches!(o, Order::Fence { .. })), "at once");
+    assert!(scene.sent.iter().any(|o| matches!(o, Order::Crew(_, CrewOrder::Fence { .. }))), "at once");
 }
 
 #[test]
 fn a_kill_is_never_held() {
     let mut scene = job(PER_DAY);
     crashes(&mut scene, crash(1, Outcome::Signal(9), 30));
-    assert!(scene.sent.iter().any(|o| matches!(o, Order::Fence { .. })));
+    assert!(scene.sent.iter().any(|o| matches!(o, Order::Crew(_, CrewOrder::Fence { .. }))));
 }
 
 #[test]
@@ -281,8 +336,7 @@ fn an_exception_of_a_script_without_checkpoints_ends_the_job() {
     for (restarts, checkpointed) in [(PER_DAY, true), (RestartBudget::Exactly(2), false)] {
         let mut scene = job(restarts);
         if checkpointed {
-            let offers = Report::Offers { generation: Generation(1), rank: Rank(0), offers: Offers::any(vec![], true) };
-            scene.says(0, offers);
+            has_checkpoints(&mut scene);
         }
         crashes(&mut scene, error(30));
         scene.passes(1100);

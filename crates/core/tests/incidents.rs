@@ -6,7 +6,10 @@ mod scene;
 use everstep_core::coordinator::event::Event;
 use everstep_core::coordinator::job::Phase;
 use everstep_core::id::{Generation, JobId, Rank, Session, Step};
-use everstep_core::message::{Failure, Holding, Offer, Offers, Order, Outcome, Redundancy, Replicated, Report, Tier};
+use everstep_core::message::{
+    CrewOrder, CrewReport, ExitReason, Failure, Holding, Holdings, Offer, Offers, Order, Outcome, RankOffers,
+    Redundancy, Replicated, Report, Restore, Sealed, Stopped, Tier,
+};
 use everstep_core::spec::RestartBudget;
 use scene::Scene;
 
@@ -29,12 +32,17 @@ impl OneNode for Scene {
         let ranks = || (0..).map(Rank).zip(held);
         let holding = |rank, step| Holding { step: Step(step), generation, rank, world_size, shared: true };
         let all = ranks().flat_map(|(rank, steps)| steps.iter().map(move |s| holding(rank, *s))).collect();
-        self.says(0, Report::Holds { generation, held: all, parity: vec![] });
+        self.says(0, Report::Crew(generation, CrewReport::Holds(Holdings { held: all, parity: vec![] })));
         for (rank, steps) in ranks() {
             let offers = steps.iter().map(|s| Offer { step: Step(*s), tier: Tier::Memory, generation }).collect();
-            self.says(0, Report::Offers { generation, rank, offers: Offers::any(offers, true) });
+            self.says(
+                0,
+                Report::Crew(generation, CrewReport::Offers(RankOffers { rank, offers: Offers::any(offers, true) })),
+            );
         }
-        self.sent.iter().find_map(|o| if let Order::Restore { step, .. } = o { step.map(|s| s.0) } else { None })
+        self.sent.iter().find_map(|o| {
+            if let Order::Crew(_, CrewOrder::Restore(Restore { step, .. })) = o { step.map(|s| s.0) } else { None }
+        })
     }
 
     /// Fails the current generation, which used checkpoints, after a while, and reports that its
@@ -42,8 +50,11 @@ impl OneNode for Scene {
     fn fails(&mut self, failure: Failure) {
         self.passes(61_000);
         let generation = Generation(self.started().last().copied().unwrap());
-        self.says(0, Report::Offers { generation, rank: Rank(0), offers: Offers::default() });
-        self.says(0, Report::WorkerFailed { generation, failure });
+        self.says(
+            0,
+            Report::Crew(generation, CrewReport::Offers(RankOffers { rank: Rank(0), offers: Offers::default() })),
+        );
+        self.says(0, Report::Crew(generation, CrewReport::WorkerFailed(failure)));
         self.stopped([0]);
     }
 }
@@ -98,7 +109,7 @@ fn a_script_that_fails_before_its_first_step_is_not_tried_again() {
     let mut scene = Scene::new();
     scene.join_anew(1, 1);
     let failure = Failure { step: None, progressed: false, ..failure("ValueError: no", 0) };
-    let report = Report::WorkerFailed { generation: Generation(1), failure };
+    let report = Report::Crew(Generation(1), CrewReport::WorkerFailed(failure));
     scene.event(Event::Report { session: Session(1), report });
     assert_eq!(scene.started(), [1]);
     let job = scene.core.jobs().values().next().unwrap();
@@ -133,12 +144,14 @@ fn who_holds_something_else_than_the_others_is_named_once() {
         scene.sent.clear();
         let step = Step(step);
         let wish = Redundancy { replicas: 1, data: 0, shared: true };
-        let sealed = Report::Sealed { generation, step, wish, instead: None };
+        let sealed = Report::Crew(generation, CrewReport::Sealed(Sealed { step, wish, instead: None }));
         scene.event(Event::Report { session, report: sealed });
-        let round = |o: &Order| if let Order::Replicate { round, .. } = o { Some(*round) } else { None };
+        let round = |o: &Order| {
+            if let Order::Crew(_, CrewOrder::Replicate { round, .. }) = o { Some(round.round) } else { None }
+        };
         let round = scene.sent.iter().find_map(round).unwrap();
         let digests = (0..).map(Rank).zip(digests.iter().copied()).collect();
-        let done = Report::Replicated(Replicated { generation, step, sealed: step, digests, round });
+        let done = Report::Crew(generation, CrewReport::Replicated(Replicated { step, sealed: step, digests, round }));
         scene.event(Event::Report { session, report: done });
         let notice = |o: &Order| if let Order::Notice { what } = o { Some(what.clone()) } else { None };
         scene.sent.iter().find_map(notice)
@@ -159,9 +172,9 @@ fn a_job_started_again_right_after_it_was_stopped_runs() {
     let mut scene = Scene::new();
     scene.join_anew(1, 1);
     scene.event(Event::StopJob { job: JobId("j".into()), signal: 15 });
-    let stopped = Report::Stopped { generation: Generation(1), store_port: 1, reached: None };
+    let stopped = Report::Crew(Generation(1), CrewReport::Stopped(Stopped { store_port: 1, reached: None }));
     scene.event(Event::Report { session: Session(1), report: stopped });
-    let code = |order: &Order| if let Order::End { code, .. } = order { Some(*code) } else { None };
+    let code = |order: &Order| if let Order::End(ExitReason { code, .. }) = order { Some(*code) } else { None };
     assert_eq!(scene.sent.iter().filter_map(code).collect::<Vec<_>>(), [143]);
     scene.event(Event::Lost { session: Session(1) });
     // The same life returns after its run is over. A new life begins the next run.
@@ -182,11 +195,13 @@ fn a_script_that_goes_back_gets_that_step_or_none() {
         scene.join_anew(1, 1);
         let (generation, rank) = (Generation(1), Rank(0));
         let held = vec![Holding { step: Step(25), generation, rank, world_size: 1, shared: true }];
-        scene.says(0, Report::Holds { generation, held, parity: vec![] });
+        scene.says(0, Report::Crew(generation, CrewReport::Holds(Holdings { held, parity: vec![] })));
         let durable = vec![Offer { step: Step(10), tier: Tier::Durable, generation: Generation(0) }];
         let offers = Offers { wanted: Some(Step(wanted)), ..Offers::any(durable, true) };
-        scene.says(0, Report::Offers { generation, rank, offers });
-        let step_of = |o: &Order| if let Order::Restore { step, .. } = o { Some(*step) } else { None };
+        scene.says(0, Report::Crew(generation, CrewReport::Offers(RankOffers { rank, offers })));
+        let step_of = |o: &Order| {
+            if let Order::Crew(_, CrewOrder::Restore(Restore { step, .. })) = o { Some(*step) } else { None }
+        };
         assert_eq!(scene.sent.iter().find_map(step_of), Some(expected));
     }
 }

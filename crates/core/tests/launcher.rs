@@ -6,10 +6,10 @@ mod scene;
 
 use everstep_core::agent::Agent;
 use everstep_core::agent::command::Command;
-use everstep_core::agent::event::{Event, Words};
+use everstep_core::agent::event::{CrewEvent, Event, Words, WorkerExit};
 use everstep_core::agent::observation::{Observation, Trainer, TrainerEnd};
 use everstep_core::id::{Epoch, Generation, Step};
-use everstep_core::message::{Cause, HowEnded, Order, Outcome, Report};
+use everstep_core::message::{Cause, CrewOrder, CrewReport, HowEnded, Order, Outcome, Report};
 use everstep_core::time::Time;
 use scene::{commands, running};
 
@@ -26,7 +26,7 @@ fn ends_so(step: u64, total: Option<u64>, end: Option<TrainerEnd>) -> Observatio
 }
 
 fn looks(agent: &mut Agent, at: u64, seen: Observation) {
-    agent.handle(Time(at), Event::Sample { generation: Generation(1), local_rank: 0, pid: 7, seen });
+    agent.handle(Time(at), Event::Crew(Generation(1), CrewEvent::Sample { local_rank: 0, pid: 7, seen }));
 }
 
 fn exits(agent: &mut Agent, asked: bool) -> Vec<Report> {
@@ -36,7 +36,10 @@ fn exits(agent: &mut Agent, asked: bool) -> Vec<Report> {
 fn exits_with(agent: &mut Agent, outcome: Outcome, asked: bool) -> Vec<Report> {
     commands(agent);
     let generation = Generation(1);
-    let exited = Event::WorkerExited { generation, local_rank: 0, pid: 7, outcome, asked, words: Words::default() };
+    let exited = Event::Crew(
+        generation,
+        CrewEvent::WorkerExited(WorkerExit { local_rank: 0, pid: 7, outcome, asked, words: Words::default() }),
+    );
     agent.handle(Time(5000), exited);
     let sent = |c| if let Command::Send(report) = c { Some(report) } else { None };
     commands(agent).into_iter().filter_map(sent).collect()
@@ -52,12 +55,12 @@ fn reported(observations: &[Observation]) -> Vec<Report> {
 }
 
 fn how(reports: &[Report]) -> Option<&HowEnded> {
-    reports.iter().find_map(|r| if let Report::Ended { ended, .. } = r { Some(&ended.how) } else { None })
+    reports.iter().find_map(|r| if let Report::Crew(_, CrewReport::Ended(ended)) = r { Some(&ended.how) } else { None })
 }
 
 fn is_cut_short(reports: &[Report]) -> bool {
     let cut = |r: &Report| {
-        matches!(r, Report::WorkerFailed { failure, .. } if failure.cause == Cause::TrainerVanished { pid: 70 }
+        matches!(r, Report::Crew(_, CrewReport::WorkerFailed(failure)) if failure.cause == Cause::TrainerVanished { pid: 70 }
             && failure.step == Some(Step(7)) && failure.verdict.class == "trainer-vanished")
     };
     reports.iter().any(cut) && how(reports).is_none()
@@ -125,7 +128,7 @@ fn an_evaluation_does_not_hide_a_training_that_vanished_before_it() {
     for vanished in [false, true] {
         let reports = reported(&[seen(6, Some(20), false), seen(7, Some(20), true), evaluation(vanished)]);
         assert!(is_cut_short(&reports), "{reports:?}");
-        let total = |r: &Report| matches!(r, Report::WorkerFailed { failure, .. } if failure.total == Some(Step(20)));
+        let total = |r: &Report| matches!(r, Report::Crew(_, CrewReport::WorkerFailed(failure)) if failure.total == Some(Step(20)));
         assert!(reports.iter().any(total), "{reports:?}");
         let reports = reported(&[seen(7, None, true), evaluation(vanished)]);
         assert_eq!(how(&reports), Some(&HowEnded::Unconfirmed { pid: 70 }));
@@ -166,7 +169,7 @@ fn what_vanished_before_all_were_ended_is_a_failure_of_its_own() {
     for (asked, fails) in [(false, true), (true, false)] {
         let mut agent = running();
         looks(&mut agent, 100, seen(7, Some(20), false));
-        let order = Order::Fence { generation: Generation(1), stacks: false };
+        let order = Order::Crew(Generation(1), CrewOrder::Fence { stacks: false });
         agent.handle(Time(200), Event::Order { epoch: Epoch(1), order });
         looks(&mut agent, 300, seen(7, Some(20), true));
         let reports = exits(&mut agent, asked);
@@ -181,15 +184,18 @@ fn a_failure_that_was_reported_is_no_end_because_the_launched_process_exits_with
         let mut agent = running();
         looks(&mut agent, 100, seen(7, None, false));
         let words = Words::from("ValueError: batch of 31".to_owned());
-        agent.handle(Time(200), Event::WorkerRaised { generation: Generation(1), local_rank: 0, pid: 70, words });
-        let failed = |c: &_| matches!(c, Command::Send(Report::WorkerFailed { .. }));
+        agent.handle(Time(200), Event::Crew(Generation(1), CrewEvent::WorkerRaised { local_rank: 0, pid: 70, words }));
+        let failed = |c: &_| matches!(c, Command::Send(Report::Crew(_, CrewReport::WorkerFailed(_))));
         assert!(commands(&mut agent).iter().any(failed));
         if killing {
-            let order = Order::Fence { generation: Generation(1), stacks: false };
+            let order = Order::Crew(Generation(1), CrewOrder::Fence { stacks: false });
             agent.handle(Time(250), Event::Order { epoch: Epoch(1), order });
         }
         let reports = exits(&mut agent, false);
-        assert!(!reports.iter().any(|r| matches!(r, Report::Ended { .. } | Report::Finished { .. })), "{reports:?}");
+        assert!(
+            !reports.iter().any(|r| matches!(r, Report::Crew(_, CrewReport::Ended(_) | CrewReport::Finished))),
+            "{reports:?}"
+        );
     }
 }
 

@@ -4,12 +4,14 @@
 
 mod scene;
 
-use everstep_core::agent::command::Command;
-use everstep_core::agent::event::Event as AgentEvent;
+use everstep_core::agent::command::{Command, CrewCommand};
+use everstep_core::agent::event::{CrewEvent, Event as AgentEvent};
 use everstep_core::agent::{Agent, Config};
 use everstep_core::coordinator::event::Event;
 use everstep_core::id::{Epoch, Generation, Incarnation, NodeId, Rank, Session, Step};
-use everstep_core::message::{Hello, Order, Outcome, Place, Report, Running, Slot};
+use everstep_core::message::{
+    CrewOrder, CrewReport, ExitReason, FirstStep, Hello, Order, Outcome, Place, Report, Running, Slot, Start, Stopped,
+};
 use everstep_core::severity::Table;
 use everstep_core::spec::RestartBudget;
 use everstep_core::time::Time;
@@ -24,8 +26,8 @@ fn two_nodes() -> Scene {
         scene.join(node, 1, 1, Scene::spec((2, 2), DAILY));
     }
     assert_eq!(scene.started(), [1]);
-    scene.says(0, Report::FirstStep { generation: Generation(1), step: Step(1), from: Some(Step(0)) });
-    scene.says(1, Report::FirstStep { generation: Generation(1), step: Step(1), from: Some(Step(0)) });
+    scene.says(0, Report::Crew(Generation(1), CrewReport::FirstStep(FirstStep { step: Step(1), from: Some(Step(0)) })));
+    scene.says(1, Report::Crew(Generation(1), CrewReport::FirstStep(FirstStep { step: Step(1), from: Some(Step(0)) })));
     scene
 }
 
@@ -65,14 +67,15 @@ fn a_node_that_was_only_cut_off_does_not_use_up_the_daily_budget() {
         back(&mut scene, 101 + round, true);
         let generation = scene.job().record.generation;
         scene.stopped([0]);
-        let stopped = Report::Stopped { generation, store_port: 1, reached: None };
+        let stopped = Report::Crew(generation, CrewReport::Stopped(Stopped { store_port: 1, reached: None }));
         scene.event(Event::Report { session: Session(101 + round), report: stopped });
         scene.passes(31_000);
         assert_eq!(scene.over(), None, "round {round}");
         assert_eq!(scene.started().len() as u64, round + 2, "every time it is started again");
         let generation = scene.job().record.generation;
         for session in [1, 101 + round] {
-            let report = Report::FirstStep { generation, step: Step(2), from: Some(Step(1)) };
+            let report =
+                Report::Crew(generation, CrewReport::FirstStep(FirstStep { step: Step(2), from: Some(Step(1)) }));
             scene.event(Event::Report { session: Session(session), report });
         }
     }
@@ -86,7 +89,7 @@ fn what_the_script_does_is_still_counted() {
         assert_eq!(scene.over(), None, "round {round}");
         let generation = scene.job().record.generation;
         let failure = scene::failure(0, Outcome::Signal(11), "", 10 + round);
-        scene.says(0, Report::WorkerFailed { generation, failure });
+        scene.says(0, Report::Crew(generation, CrewReport::WorkerFailed(failure)));
         scene.stopped([0, 1]);
         scene.passes(40_000);
     }
@@ -102,7 +105,7 @@ fn restarts_after_nothing_but_lost_connections_are_not_counted_up_to_a_limit() {
         let text = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:1234";
         let failure = scene::failure(0, Outcome::Code(1), text, 10 + rounds);
         assert!(failure.verdict.follows);
-        scene.says(0, Report::WorkerFailed { generation, failure });
+        scene.says(0, Report::Crew(generation, CrewReport::WorkerFailed(failure)));
         scene.stopped([0, 1]);
         scene.passes(40_000);
         rounds += 1;
@@ -170,7 +173,7 @@ fn agent() -> Agent {
     agent.handle(Time(0), AgentEvent::Connected);
     let epoch = Epoch(1);
     agent.handle(Time(1), AgentEvent::Order { epoch, order: Order::Welcome { epoch } });
-    let start = Order::Start { generation: Generation(1), place, restarts: 0, max_restarts: 3 };
+    let start = Order::Crew(Generation(1), CrewOrder::Start(Start { place, restarts: 0, max_restarts: 3 }));
     agent.handle(Time(2), AgentEvent::Order { epoch, order: start });
     agent.handle(Time(1000), AgentEvent::Disconnected);
     agent
@@ -187,7 +190,11 @@ fn workers_go_on_for_as_long_as_the_coordinators_process_is_stopped() {
         agent.handle(Time(second * 1000), AgentEvent::CoordinatorStuck);
         agent.handle(Time(second * 1000 + 500), AgentEvent::Tick);
     }
-    assert!(!commands(&mut agent).iter().any(|c| matches!(c, Command::Kill { .. } | Command::Exit { .. })));
+    assert!(
+        !commands(&mut agent)
+            .iter()
+            .any(|c| matches!(c, Command::Crew(_, CrewCommand::Kill { .. }) | Command::Exit { .. }))
+    );
 }
 
 #[test]
@@ -195,10 +202,16 @@ fn an_agent_that_cannot_know_ends_its_workers_and_waits_for_the_coordinator() {
     let mut agent = agent();
     commands(&mut agent);
     agent.handle(Time(32_000), AgentEvent::Tick);
-    assert!(commands(&mut agent).iter().any(|c| matches!(c, Command::Kill { .. })), "others may run in its place");
-    agent.handle(Time(33_000), AgentEvent::WorkersGone { generation: Generation(1), store_port: 2 });
+    assert!(
+        commands(&mut agent).iter().any(|c| matches!(c, Command::Crew(_, CrewCommand::Kill { .. }))),
+        "others may run in its place"
+    );
+    agent.handle(Time(33_000), AgentEvent::Crew(Generation(1), CrewEvent::WorkersGone { store_port: 2 }));
     agent.handle(Time(400_000), AgentEvent::Tick);
     assert!(!commands(&mut agent).iter().any(|c| matches!(c, Command::Exit { .. })), "the job is not over");
     agent.handle(Time(632_000), AgentEvent::Tick);
-    assert!(commands(&mut agent).iter().any(|c| matches!(c, Command::Exit { code: 75, .. })), "--join-timeout");
+    assert!(
+        commands(&mut agent).iter().any(|c| matches!(c, Command::Exit { reason: ExitReason { code: 75, .. }, .. })),
+        "--join-timeout"
+    );
 }

@@ -5,7 +5,7 @@ mod scene;
 
 use everstep_core::coordinator::command::{Fact, Reason};
 use everstep_core::id::Rank;
-use everstep_core::message::{Checked, Offers, Order, Outcome, Report};
+use everstep_core::message::{Check, Checked, CrewReport, Offers, Order, Outcome, RankOffers, Report};
 use everstep_core::node_check::Speed;
 use everstep_core::spec::{CheckWhen, JobSpec, RestartBudget};
 use scene::{Scene, failure};
@@ -27,7 +27,7 @@ fn answer(scene: &mut Scene, bad: Option<u64>) -> u32 {
     let mut rounds = 0;
     while !scene.asked.is_empty() {
         for (node, order) in std::mem::take(&mut scene.asked) {
-            let Order::Check { check, round, measure, partners } = order else { unreachable!() };
+            let Order::Check(Check { check, round, measure, partners }) = order else { unreachable!() };
             rounds = round;
             let well = |with: &str| bad.is_none_or(|b| node != b && with != b.to_string());
             let pairs = partners.iter().map(|p| (p.node.clone(), well(&p.node.0).then_some(900))).collect();
@@ -77,7 +77,7 @@ fn a_check_by_hand_ends_with_what_it_found() {
 #[test]
 fn who_cannot_check_says_so_and_the_job_goes_on() {
     let mut scene = gathered(4, CheckWhen::First);
-    let Some((0, Order::Check { check, round, .. })) = scene.asked.first().cloned() else { unreachable!() };
+    let Some((0, Order::Check(Check { check, round, .. }))) = scene.asked.first().cloned() else { unreachable!() };
     let cannot = Some("no torch".into());
     scene.says(0, Report::Checked(Checked { check, round, cannot, ..Checked::default() }));
     assert_eq!(scene.started(), [1]);
@@ -91,7 +91,7 @@ fn a_second_failure_that_nothing_explains_is_followed_by_a_check() {
     let fails = |scene: &mut Scene| {
         let generation = scene.job().record.generation;
         let failure = failure(2, Outcome::Code(1), CASCADE, 7);
-        scene.says(2, Report::WorkerFailed { generation, failure });
+        scene.says(2, Report::Crew(generation, CrewReport::WorkerFailed(failure)));
         scene.stopped(0..4);
     };
     fails(&mut scene);
@@ -114,12 +114,15 @@ fn a_failure_that_is_explained_in_time_is_not_followed_by_one() {
     for round in 1..=3 {
         let generation = scene.job().record.generation;
         // Offers make restarts possible, so that an error of the script does not end the job.
-        scene.says(0, Report::Offers { generation, rank: Rank(0), offers: Offers::default() });
-        scene.says(2, Report::WorkerFailed { generation, failure: failure(2, Outcome::Code(1), CASCADE, 7) });
+        scene.says(
+            0,
+            Report::Crew(generation, CrewReport::Offers(RankOffers { rank: Rank(0), offers: Offers::default() })),
+        );
+        scene.says(2, Report::Crew(generation, CrewReport::WorkerFailed(failure(2, Outcome::Code(1), CASCADE, 7))));
         scene.stopped(0..4);
         if round > 1 {
             let own = failure(1, Outcome::Code(1), "torch.OutOfMemoryError: CUDA out of memory", 7 + round);
-            scene.says(1, Report::WorkerFailed { generation, failure: own });
+            scene.says(1, Report::Crew(generation, CrewReport::WorkerFailed(own)));
         }
         scene.passes(10_000);
     }

@@ -9,7 +9,7 @@ use everstep_core::coordinator::event::Event;
 use everstep_core::coordinator::job::{Job, Phase};
 use everstep_core::coordinator::request::{Remedy, Stage};
 use everstep_core::id::{JobId, Session, Step};
-use everstep_core::message::{Order, Report};
+use everstep_core::message::{CrewOrder, CrewReport, ExitReason, FirstStep, Order, Report, Stopped};
 use everstep_core::spec::{JobSpec, Policy, RestartBudget};
 use everstep_core::time::Time;
 use everstep_planner::file::read;
@@ -60,7 +60,10 @@ fn join(scene: &mut Scene, node: u64, job: &str, policy: Policy) {
 fn trains(scene: &mut Scene, nodes: impl IntoIterator<Item = u64>) {
     for node in nodes {
         let generation = of(scene, if node < 3 { "large" } else { "small" }).record.generation;
-        scene.says(node, Report::FirstStep { generation, step: Step(1), from: Some(Step(0)) });
+        scene.says(
+            node,
+            Report::Crew(generation, CrewReport::FirstStep(FirstStep { step: Step(1), from: Some(Step(0)) })),
+        );
     }
 }
 
@@ -76,7 +79,7 @@ fn size(scene: &Scene, job: &str) -> usize {
 fn stopped(scene: &mut Scene, job: &str, nodes: impl IntoIterator<Item = u64>) {
     let generation = of(scene, job).record.generation;
     for node in nodes {
-        scene.says(node, Report::Stopped { generation, store_port: 1, reached: None });
+        scene.says(node, Report::Crew(generation, CrewReport::Stopped(Stopped { store_port: 1, reached: None })));
     }
 }
 
@@ -135,12 +138,12 @@ fn its_job_goes_on_without_it_before_anybody_is_asked_to_move_it() {
     node_of_large_is_lost(&mut scene);
     scene.passes(20_000);
     assert!(scene.provisions.iter().all(|r| !matches!(r.remedy, Remedy::Move { .. })), "it still trains there");
-    let fenced = scene.sent.iter().filter(|o| matches!(o, Order::Fence { .. })).count();
+    let fenced = scene.sent.iter().filter(|o| matches!(o, Order::Crew(_, CrewOrder::Fence { .. }))).count();
     assert!(fenced >= 3, "small forms anew");
     stopped(&mut scene, "small", 3..6);
     scene.passes(1000);
     assert_eq!(size(&scene, "small"), 2);
-    assert!(scene.sent.iter().any(|o| matches!(o, Order::End { code: 0, why } if why.contains("node 5"))));
+    assert!(scene.sent.iter().any(|o| matches!(o, Order::End(ExitReason { code: 0, why }) if why.contains("node 5"))));
     trains(&mut scene, 3..5);
     scene.passes(1000);
     let moved: Vec<_> = scene.provisions.iter().filter(|r| matches!(r.remedy, Remedy::Move { .. })).collect();

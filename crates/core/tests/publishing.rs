@@ -4,7 +4,7 @@
 mod scene;
 
 use everstep_core::id::{Generation, Rank, Step};
-use everstep_core::message::{Order, Purpose, Report, ShardFile};
+use everstep_core::message::{CrewOrder, CrewReport, Order, Publish, Purpose, Report, ShardFile, ShardWritten};
 use everstep_core::spec::RestartBudget;
 use scene::Scene;
 
@@ -31,12 +31,16 @@ fn written(scene: &mut Scene, rank: u32, step: u64) {
     };
     scene.says(
         rank.into(),
-        Report::ShardWritten { generation: GENERATION, step: Step(step), directory: "out".into(), shard },
+        Report::Crew(
+            GENERATION,
+            CrewReport::ShardWritten(ShardWritten { step: Step(step), directory: "out".into(), shard }),
+        ),
     );
 }
 
 fn publications(scene: &Scene) -> Vec<u64> {
-    let step = |o: &Order| if let Order::Publish { step, .. } = o { Some(step.0) } else { None };
+    let step =
+        |o: &Order| if let Order::Crew(_, CrewOrder::Publish(Publish { step, .. })) = o { Some(step.0) } else { None };
     scene.sent.iter().filter_map(step).collect()
 }
 
@@ -49,11 +53,11 @@ fn publishing_a_step_forgets_nothing_of_an_older_one() {
     written(&mut scene, 0, 20);
     written(&mut scene, 1, 20);
     assert_eq!(publications(&scene), [20]);
-    scene.says(0, Report::Published { generation: GENERATION, step: Step(20) });
+    scene.says(0, Report::Crew(GENERATION, CrewReport::Published(Step(20))));
     written(&mut scene, 1, 10);
     assert_eq!(publications(&scene), [20, 10]);
     // The durable step is still the newest one.
-    scene.says(0, Report::Published { generation: GENERATION, step: Step(10) });
+    scene.says(0, Report::Crew(GENERATION, CrewReport::Published(Step(10))));
     assert_eq!(scene.job().record.durable, Some(Step(20)));
 }
 
@@ -66,7 +70,7 @@ fn incomplete_steps_are_forgotten_in_the_end() {
     }
     written(&mut scene, 0, 100);
     written(&mut scene, 1, 100);
-    scene.says(0, Report::Published { generation: GENERATION, step: Step(100) });
+    scene.says(0, Report::Crew(GENERATION, CrewReport::Published(Step(100))));
     written(&mut scene, 1, 1);
     assert_eq!(publications(&scene), [100]);
     written(&mut scene, 1, 99);

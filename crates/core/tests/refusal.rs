@@ -7,12 +7,12 @@ mod scene;
 
 use everstep_core::agent::Agent;
 use everstep_core::agent::command::Command;
-use everstep_core::agent::event::Event;
+use everstep_core::agent::event::{CrewEvent, Event, WorkerExit};
 use everstep_core::coordinator::command::Fact;
 use everstep_core::coordinator::event::Event as Happens;
 use everstep_core::history::{Entry, incidents, notes};
 use everstep_core::id::{Epoch, Generation, Session};
-use everstep_core::message::{Order, Outcome, Report};
+use everstep_core::message::{CrewReport, ExitReason, Order, Outcome, Report};
 use everstep_core::spec::RestartBudget;
 use everstep_core::time::Time;
 use lone::{commands, running};
@@ -21,7 +21,7 @@ use scene::{Scene, failure};
 const WHY: &str = "the directory belongs to job one";
 
 fn refused() -> Report {
-    Report::Refused { code: 78, why: WHY.into() }
+    Report::Refused(ExitReason { code: 78, why: WHY.into() })
 }
 
 #[test]
@@ -34,11 +34,11 @@ fn the_job_ends_everywhere_with_the_reason_and_without_an_incident() {
     for node in [1, 0] {
         scene.says(node, refused());
     }
-    let ends = scene.sent.iter().filter(|o| matches!(o, Order::End { code: 78, why } if why == WHY));
+    let ends = scene.sent.iter().filter(|o| matches!(o, Order::End(ExitReason { code: 78, why }) if why == WHY));
     assert_eq!((ends.count(), scene.over()), (2, Some((78, WHY.to_owned()))));
     // Neither the workers, which nobody answers, nor the agents, which leave, have failed.
     let error = failure(1, Outcome::Code(1), "CheckpointError", 0);
-    scene.says(1, Report::WorkerFailed { generation: Generation(1), failure: error });
+    scene.says(1, Report::Crew(Generation(1), CrewReport::WorkerFailed(error)));
     for session in [1, 2] {
         scene.event(Happens::Lost { session: Session(session) });
     }
@@ -51,7 +51,7 @@ fn the_job_ends_everywhere_with_the_reason_and_without_an_incident() {
 
 fn is_refused(agent: &mut Agent) -> Vec<Command> {
     commands(agent);
-    agent.handle(Time(10), Event::Refused { code: 78, why: WHY.into() });
+    agent.handle(Time(10), Event::Refused(ExitReason { code: 78, why: WHY.into() }));
     commands(agent)
 }
 
@@ -59,8 +59,11 @@ fn exits() -> [Event; 2] {
     let generation = Generation(1);
     let (outcome, words) = (Outcome::Code(1), "CheckpointError".to_owned().into());
     [
-        Event::WorkerExited { generation, local_rank: 0, pid: 7, outcome, asked: false, words },
-        Event::WorkersGone { generation, store_port: 2 },
+        Event::Crew(
+            generation,
+            CrewEvent::WorkerExited(WorkerExit { local_rank: 0, pid: 7, outcome, asked: false, words }),
+        ),
+        Event::Crew(generation, CrewEvent::WorkersGone { store_port: 2 }),
     ]
 }
 
@@ -75,11 +78,18 @@ fn an_agent_reports_it_until_the_coordinator_ends_the_job() {
     assert!(commands(&mut agent).contains(&Command::Send(refused())));
     let [exited, gone] = exits();
     agent.handle(Time(50), exited);
-    let failed = |c: &Command| matches!(c, Command::Send(Report::WorkerFailed { .. }));
+    let failed = |c: &Command| matches!(c, Command::Send(Report::Crew(_, CrewReport::WorkerFailed(_))));
     assert!(!commands(&mut agent).iter().any(failed), "the worker could not do anything else");
-    agent.handle(Time(60), Event::Order { epoch: Epoch(1), order: Order::End { code: 78, why: WHY.into() } });
+    agent.handle(
+        Time(60),
+        Event::Order { epoch: Epoch(1), order: Order::End(ExitReason { code: 78, why: WHY.into() }) },
+    );
     agent.handle(Time(70), gone);
-    assert!(commands(&mut agent).iter().any(|c| matches!(c, Command::Exit { code: 78, why, .. } if why == WHY)));
+    assert!(
+        commands(&mut agent)
+            .iter()
+            .any(|c| matches!(c, Command::Exit { reason: ExitReason { code: 78, why }, .. } if why == WHY))
+    );
 }
 
 #[test]
@@ -91,5 +101,9 @@ fn an_agent_that_nobody_answers_ends_by_itself() {
     for event in exits() {
         agent.handle(at, event);
     }
-    assert!(commands(&mut agent).iter().any(|c| matches!(c, Command::Exit { code: 78, why, .. } if why == WHY)));
+    assert!(
+        commands(&mut agent)
+            .iter()
+            .any(|c| matches!(c, Command::Exit { reason: ExitReason { code: 78, why }, .. } if why == WHY))
+    );
 }

@@ -8,7 +8,7 @@ use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::event::Event;
 use everstep_core::coordinator::request::{Remedy, Request, Stage};
 use everstep_core::id::{Epoch, JobId, Session};
-use everstep_core::message::{Order, Outcome, Report};
+use everstep_core::message::{CrewReport, Order, Outcome, Report};
 use everstep_core::spec::{JobSpec, Policy, RestartBudget};
 use everstep_core::time::Time;
 use scene::{Scene, failure};
@@ -99,7 +99,7 @@ fn a_bad_machine_waits_for_a_yes() {
     let mut scene = trains(Policy::Advise);
     let generation = scene.job().record.generation;
     let text = "RuntimeError: CUDA error: uncorrectable ECC error encountered";
-    scene.says(1, Report::WorkerFailed { generation, failure: failure(1, Outcome::Code(1), text, 9) });
+    scene.says(1, Report::Crew(generation, CrewReport::WorkerFailed(failure(1, Outcome::Code(1), text, 9))));
     scene.stopped(0..3);
     let requests = &scene.job().record.requests;
     assert!(

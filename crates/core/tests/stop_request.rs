@@ -6,11 +6,13 @@ mod agent;
 mod scene;
 
 use everstep_core::agent::Agent;
-use everstep_core::agent::command::Command;
-use everstep_core::agent::event::Event as AgentEvent;
+use everstep_core::agent::command::{Command, CrewCommand};
+use everstep_core::agent::event::{CrewEvent, Event as AgentEvent};
 use everstep_core::coordinator::Coordinator;
 use everstep_core::id::{Epoch, Generation, Rank, Step};
-use everstep_core::message::{Ended, HowEnded, Order, Outcome, Report, Running, Stop};
+use everstep_core::message::{
+    CrewOrder, CrewReport, Ended, ExitReason, HowEnded, Order, Outcome, Report, Running, Start, Stop,
+};
 use everstep_core::spec::{JobSpec, RestartBudget};
 use everstep_core::time::Time;
 use scene::{Scene, failure};
@@ -55,7 +57,7 @@ fn returns(scene: &mut Scene, node: u64, running: Option<Running>, stop: Option<
 }
 
 fn signals(scene: &Scene) -> usize {
-    scene.sent.iter().filter(|o| matches!(o, Order::Signal { stop: TERM, .. })).count()
+    scene.sent.iter().filter(|o| matches!(o, Order::Crew(_, CrewOrder::Signal(TERM)))).count()
 }
 
 #[test]
@@ -90,7 +92,7 @@ fn a_node_that_saves_may_lose_its_connection() {
     scene.sent.clear();
     returns(&mut scene, 1, Some(running()), None);
     assert_eq!(signals(&scene), 1, "{:?}", scene.sent);
-    assert!(!scene.sent.iter().any(|o| matches!(o, Order::Fence { .. })));
+    assert!(!scene.sent.iter().any(|o| matches!(o, Order::Crew(_, CrewOrder::Fence { .. }))));
     // Its report that the workers have ended is lost with the next connection.
     scene.stopped([0]);
     scene.leaves(1);
@@ -113,7 +115,7 @@ fn a_training_that_is_done_is_not_stopped() {
     let mut scene = job(1);
     for (node, rank) in [(0, 0), (1, 1)] {
         let ended = over(rank, HowEnded::ShuttingDown);
-        scene.says(node, Report::Ended { generation: Generation(1), ended });
+        scene.says(node, Report::Crew(Generation(1), CrewReport::Ended(ended)));
     }
     assert!(scene.over().is_none(), "processes still shut down");
     scene.says(0, Report::StopRequested(TERM));
@@ -142,7 +144,7 @@ fn a_node_that_was_stopped_in_an_earlier_run_does_not_stop_this_one() {
     scene.join(0, 10, 1, spec());
     scene.join_with(1, 99, 1, spec(), |hello| hello.stop = Some(TERM));
     assert!(scene.over().is_none());
-    assert!(scene.sent.iter().any(|o| matches!(o, Order::End { code: 143, .. })), "{:?}", scene.sent);
+    assert!(scene.sent.iter().any(|o| matches!(o, Order::End(ExitReason { code: 143, .. }))), "{:?}", scene.sent);
 }
 
 #[test]
@@ -176,7 +178,9 @@ fn an_agent_that_nobody_answers_stops_by_itself() {
     assert_eq!(agent.hello().stop.unwrap().signal, 15);
     let stops = |agent: &mut Agent, at| {
         agent.handle(Time(at), AgentEvent::Tick);
-        agent::commands(agent).iter().any(|c| matches!(c, Command::StopAt { signal: 15, .. }))
+        agent::commands(agent)
+            .iter()
+            .any(|c| matches!(c, Command::Crew(_, CrewCommand::StopAt(Stop { signal: 15, .. }))))
     };
     assert!(!stops(&mut agent, 1500));
     let at = agent.deadline().unwrap();
@@ -187,22 +191,49 @@ fn an_agent_that_nobody_answers_stops_by_itself() {
 fn an_agent_starts_nothing_after_a_stop_that_overtook_the_start() {
     let mut agent = agent::running_with(1);
     let order = |agent: &mut Agent, order| agent.handle(Time(10), AgentEvent::Order { epoch: Epoch(1), order });
-    order(&mut agent, Order::Fence { generation: Generation(1), stacks: false });
+    order(&mut agent, Order::Crew(Generation(1), CrewOrder::Fence { stacks: false }));
     let place = agent::place(1);
-    order(&mut agent, Order::Start { generation: Generation(2), place, restarts: 1, max_restarts: 3 });
-    order(&mut agent, Order::Signal { generation: Generation(2), stop: TERM });
+    order(&mut agent, Order::Crew(Generation(2), CrewOrder::Start(Start { place, restarts: 1, max_restarts: 3 })));
+    order(&mut agent, Order::Crew(Generation(2), CrewOrder::Signal(TERM)));
     agent::commands(&mut agent);
-    agent.handle(Time(20), AgentEvent::WorkersGone { generation: Generation(1), store_port: 1 });
+    agent.handle(Time(20), AgentEvent::Crew(Generation(1), CrewEvent::WorkersGone { store_port: 1 }));
     let commands = agent::commands(&mut agent);
-    assert!(!commands.iter().any(|c| matches!(c, Command::Spawn { .. })), "{commands:?}");
+    assert!(!commands.iter().any(|c| matches!(c, Command::Crew(_, CrewCommand::Spawn(_)))), "{commands:?}");
     assert_eq!(agent.seen(), Generation(2));
+}
+
+#[test]
+fn an_agent_whose_workers_have_not_started_has_stopped() {
+    let mut agent = agent::running_with(1);
+    let order = |agent: &mut Agent, order| agent.handle(Time(10), AgentEvent::Order { epoch: Epoch(1), order });
+    order(&mut agent, Order::Crew(Generation(1), CrewOrder::Fence { stacks: false }));
+    agent.handle(Time(20), AgentEvent::Crew(Generation(1), CrewEvent::WorkersGone { store_port: 1 }));
+    agent::commands(&mut agent);
+    // The coordinator had decided on the next generation, but not announced it yet.
+    order(&mut agent, Order::Crew(Generation(2), CrewOrder::Signal(TERM)));
+    let stopped = |c: &Command| matches!(c, Command::Send(Report::Crew(Generation(2), CrewReport::Stopped(_))));
+    assert!(agent::commands(&mut agent).iter().any(stopped));
+}
+
+#[test]
+fn a_training_that_is_known_to_be_done_is_not_stopped_while_its_end_is_explained() {
+    let mut scene = job(1);
+    let lost = "RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.7]:4";
+    let failure = scene::failure(0, Outcome::Code(1), lost, 60);
+    scene.says(0, Report::Crew(Generation(1), CrewReport::WorkerFailed(failure)));
+    let ended = Ended { step: Some(Step(60)), ..over(1, HowEnded::Exited) };
+    scene.says(1, Report::Crew(Generation(1), CrewReport::Ended(ended)));
+    assert_eq!(scene.over(), None, "the first cause is waited for");
+    scene.says(1, Report::StopRequested(TERM));
+    let (code, why) = scene.over().unwrap();
+    assert!(code == 0 && why.contains("counts as finished"), "{code} {why}");
 }
 
 #[test]
 fn an_agent_that_was_answered_leaves_the_end_to_the_coordinator() {
     let mut agent = agent::running_with(1);
     agent.handle(Time(1000), AgentEvent::Signal { signal: 15 });
-    let order = Order::Signal { generation: Generation(1), stop: TERM };
+    let order = Order::Crew(Generation(1), CrewOrder::Signal(TERM));
     agent.handle(Time(1100), AgentEvent::Order { epoch: Epoch(1), order });
     agent::commands(&mut agent);
     agent.handle(Time(20_000), AgentEvent::Tick);

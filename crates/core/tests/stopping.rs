@@ -6,12 +6,15 @@ mod agent;
 mod scene;
 
 use everstep_core::agent::Agent;
-use everstep_core::agent::command::Command;
-use everstep_core::agent::event::{Event as AgentEvent, Words};
+use everstep_core::agent::command::{Command, CrewCommand};
+use everstep_core::agent::event::{CrewEvent, Event as AgentEvent, Words, WorkerExit};
 use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::event::Event;
 use everstep_core::id::{Epoch, Generation, Rank, Step};
-use everstep_core::message::{Offers, Order, Outcome, Report, Running, Stop};
+use everstep_core::message::{
+    CrewOrder, CrewReport, ExitReason, Holdings, Offers, Order, Outcome, RankOffers, Report, Restore, Running, Stop,
+    Stopped,
+};
 use everstep_core::spec::{JobSpec, RestartBudget};
 use everstep_core::time::Time;
 use scene::Scene;
@@ -35,15 +38,21 @@ fn job() -> Scene {
 
 fn offers(scene: &mut Scene, rank: u32) {
     let offers = Offers::any(vec![], false);
-    scene.says(u64::from(rank), Report::Offers { generation: Generation(1), rank: Rank(rank), offers });
+    scene.says(
+        u64::from(rank),
+        Report::Crew(Generation(1), CrewReport::Offers(RankOffers { rank: Rank(rank), offers })),
+    );
 }
 
 fn holds(scene: &mut Scene, node: u64) {
-    scene.says(node, Report::Holds { generation: Generation(1), held: vec![], parity: vec![] });
+    scene.says(node, Report::Crew(Generation(1), CrewReport::Holds(Holdings { held: vec![], parity: vec![] })));
 }
 
 fn stops(scene: &mut Scene, node: u64) {
-    scene.says(node, Report::Stopped { generation: Generation(1), store_port: 1, reached: Some(Step(0)) });
+    scene.says(
+        node,
+        Report::Crew(Generation(1), CrewReport::Stopped(Stopped { store_port: 1, reached: Some(Step(0)) })),
+    );
 }
 
 #[test]
@@ -92,7 +101,8 @@ fn a_coordinator_that_did_not_decide_itself_lets_ranks_save() {
     assert!(scene.over().is_none());
 }
 
-/// Orders that node 0 gets while the store takes nothing, and whether the coordinator is idle once it is gone.
+/// Orders that node 0 gets while the store takes nothing, and whether the coordinator is idle once
+/// it is gone.
 fn stopped_without_store(milliseconds: u64) -> (Vec<Order>, bool) {
     let mut scene = job();
     scene.store_fails = true;
@@ -111,7 +121,7 @@ fn its_end_waits_for_the_store_for_a_while_only() {
     let (sent, idle) = stopped_without_store(5000);
     assert!(sent.is_empty() && !idle, "{sent:?}");
     let (sent, idle) = stopped_without_store(20_000);
-    assert_eq!(sent.iter().filter(|o| matches!(o, Order::End { code: 143, .. })).count(), 2, "{sent:?}");
+    assert_eq!(sent.iter().filter(|o| matches!(o, Order::End(ExitReason { code: 143, .. }))).count(), 2, "{sent:?}");
     assert!(idle);
 }
 
@@ -121,25 +131,31 @@ fn ordered(agent: &mut Agent, order: Order) {
 
 fn offered(agent: &mut Agent) {
     let offers = Offers::any(vec![], false);
-    agent.handle(Time(10), AgentEvent::Offers { generation: Generation(1), rank: Rank(1), offers });
+    agent.handle(Time(10), AgentEvent::Crew(Generation(1), CrewEvent::Offers(RankOffers { rank: Rank(1), offers })));
 }
 
 /// The second worker of the node ends by the signal.
 fn exited(agent: &mut Agent) {
     let (generation, outcome) = (Generation(1), Outcome::Signal(15));
     let words = Words::default();
-    agent.handle(Time(20), AgentEvent::WorkerExited { generation, local_rank: 1, pid: 8, outcome, asked: true, words });
+    agent.handle(
+        Time(20),
+        AgentEvent::Crew(
+            generation,
+            CrewEvent::WorkerExited(WorkerExit { local_rank: 1, pid: 8, outcome, asked: true, words }),
+        ),
+    );
 }
 
 fn stopping() -> Agent {
     let mut agent = agent::running_with(2);
-    ordered(&mut agent, Order::Signal { generation: Generation(1), stop: TERM });
+    ordered(&mut agent, Order::Crew(Generation(1), CrewOrder::Signal(TERM)));
     agent::commands(&mut agent);
     agent
 }
 
 fn kills(agent: &mut Agent) -> bool {
-    agent::commands(agent).iter().any(|c| matches!(c, Command::Kill { .. }))
+    agent::commands(agent).iter().any(|c| matches!(c, Command::Crew(_, CrewCommand::Kill { .. })))
 }
 
 #[test]
@@ -165,14 +181,10 @@ fn an_agent_lets_a_rank_that_was_told_what_to_restore_stop_by_itself() {
     offered(&mut agent);
     ordered(
         &mut agent,
-        Order::Restore {
-            generation: Generation(1),
-            step: None,
-            sources: vec![],
-            persist: false,
-            best: None,
-            found: false,
-        },
+        Order::Crew(
+            Generation(1),
+            CrewOrder::Restore(Restore { step: None, sources: vec![], persist: false, best: None, found: false }),
+        ),
     );
     exited(&mut agent);
     assert!(!kills(&mut agent));

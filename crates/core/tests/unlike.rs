@@ -11,7 +11,7 @@ use everstep_core::coordinator::job::Phase;
 use everstep_core::coordinator::request::{Remedy, Stage};
 use everstep_core::history::{Entry, incidents, tell};
 use everstep_core::id::{JobId, NodeId, Step};
-use everstep_core::message::{Order, Report};
+use everstep_core::message::{CrewReport, FirstStep, Order, Report};
 use everstep_core::spec::{JobSpec, Policy, RestartBudget};
 use scene::Scene;
 
@@ -36,7 +36,10 @@ fn join(scene: &mut Scene, node: u64, policy: Policy, least: u32) {
 fn trains(scene: &mut Scene, nodes: impl IntoIterator<Item = u64>) {
     let generation = scene.job().record.generation;
     for node in nodes {
-        scene.says(node, Report::FirstStep { generation, step: Step(1), from: Some(Step(0)) });
+        scene.says(
+            node,
+            Report::Crew(generation, CrewReport::FirstStep(FirstStep { step: Step(1), from: Some(Step(0)) })),
+        );
     }
 }
 

@@ -24,21 +24,44 @@ pub struct Calibrated {
     pub per_1000: f64,
 }
 
+/// Why thresholds cannot be calibrated.
+#[derive(Debug, thiserror::Error)]
+pub enum CalibrateError {
+    /// There is too little data for the goal.
+    #[error(
+        "{days:.1} machine-days of normal data cannot promise {per_1000} false alarms per 1,000: {needed:.0} are needed, or a goal of {reachable:.1}"
+    )]
+    TooLittle {
+        /// Machine-days of data.
+        days: f64,
+        /// The goal.
+        per_1000: f64,
+        /// Machine-days that the goal takes.
+        needed: f64,
+        /// The goal that the data could promise.
+        reachable: f64,
+    },
+    /// There are too many alarms at any threshold.
+    #[error(
+        "there are more than {per_1000} alarms per 1,000 machine-days whatever the thresholds: something is wrong in that data, or machines of different roles are compared"
+    )]
+    TooManyAlarms {
+        /// The goal.
+        per_1000: f64,
+    },
+}
+
 /// Returns settings with at most `per_1000` false alarms per 1,000 machine-days. Nothing may be
 /// wrong in any of the `normal` series.
 ///
 /// # Errors
-/// A message if there is too little data for the goal, or if there are too many alarms at any
-/// threshold.
-pub fn calibrated(from: &Settings, normal: &[Series], per_1000: f64) -> Result<Calibrated, String> {
+/// [`CalibrateError`].
+pub fn calibrated(from: &Settings, normal: &[Series], per_1000: f64) -> Result<Calibrated, CalibrateError> {
     let days: f64 = normal.iter().map(|s| (s.machines() * s.seconds()) as f64 / 86_400.0).sum();
     let bound = |alarms: usize| (alarms as f64 + 1.0) / (days + 1.0) * 1000.0;
     if bound(0) > per_1000 {
         let needed = 1000.0 / per_1000 - 1.0;
-        return Err(format!(
-            "{days:.1} machine-days of normal data cannot promise {per_1000} false alarms per 1,000: {needed:.0} are needed, or a goal of {:.1}",
-            bound(0)
-        ));
+        return Err(CalibrateError::TooLittle { days, per_1000, needed, reachable: bound(0) });
     }
     for factor in FACTORS {
         let settings = Settings { faint: from.faint * factor, clear: from.clear * factor, ..*from };
@@ -47,9 +70,7 @@ pub fn calibrated(from: &Settings, normal: &[Series], per_1000: f64) -> Result<C
             return Ok(Calibrated { settings, factor, days, alarms, per_1000: bound(alarms) });
         }
     }
-    Err(format!(
-        "there are more than {per_1000} alarms per 1,000 machine-days whatever the thresholds: something is wrong in that data, or machines of different roles are compared"
-    ))
+    Err(CalibrateError::TooManyAlarms { per_1000 })
 }
 
 #[cfg(test)]
@@ -80,6 +101,6 @@ mod tests {
         assert!(some.iter().filter(|s| from.first(s).is_some()).count() == 6);
         let found = calibrated(&from, &some, 500.0).unwrap();
         assert!(found.factor > 1.0 && found.per_1000 <= 500.0, "{found:?}");
-        assert!(calibrated(&from, &quiet, 0.4).unwrap_err().contains("needed"));
+        assert!(calibrated(&from, &quiet, 0.4).unwrap_err().to_string().contains("needed"));
     }
 }

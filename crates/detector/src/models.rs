@@ -90,14 +90,59 @@ fn windows(series: &Series, metric: usize, limits: Limits) -> Vec<Vec<f32>> {
     cut.map(|(start, machine)| window(start, machine)).filter(|w| w.iter().all(|v| v.is_finite())).collect()
 }
 
+/// Why no models can be trained.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    /// There are no series.
+    #[error("there is nothing to train on")]
+    Nothing,
+    /// Every metric has too many gaps.
+    #[error("no metric has {WINDOW} seconds without a gap: there is nothing to train on")]
+    Gaps,
+}
+
+/// Why a file of models cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelsError {
+    /// It is something else.
+    #[error("this is no file of models: {0}")]
+    NoModels(serde_json::Error),
+    /// It is of another format.
+    #[error("this is a file of {0}, not of models")]
+    Format(String),
+    /// Another version of the program has written it.
+    #[error("its version is {0}, this program reads {VERSION}: train it again (everstep detect train)")]
+    Version(u32),
+    /// Parts of it are missing.
+    #[error("the file of models is not whole: {0}")]
+    Partial(serde_json::Error),
+    /// It is not what was written.
+    #[error("the file of models has been changed or damaged (its digest is another one): train it again")]
+    Digest,
+    /// A network does not have the shape of this version's.
+    #[error("the model of {metric} has another number of parameters")]
+    Parameters {
+        /// Its metric.
+        metric: String,
+    },
+    /// The order names models that are not there.
+    #[error("the file of models puts metrics in order that it does not have")]
+    Order,
+}
+
 impl Models {
     /// Trains models on normal data. Metrics without any samples get no model. With `from`,
     /// training continues from the models it has: a job's own history then needs few epochs.
     ///
     /// # Errors
-    /// A message if there is nothing to train on.
-    pub fn trained(normal: &[Series], how: &Training, from: Option<&Models>, about: &str) -> Result<Models, String> {
-        let metrics = &normal.first().ok_or("there is nothing to train on")?.metrics;
+    /// [`TrainError`]: there is nothing to train on.
+    pub fn trained(
+        normal: &[Series],
+        how: &Training,
+        from: Option<&Models>,
+        about: &str,
+    ) -> Result<Models, TrainError> {
+        let metrics = &normal.first().ok_or(TrainError::Nothing)?.metrics;
         let mut all = Vec::new();
         for (at, metric) in metrics.iter().enumerate() {
             let known = from.and_then(|f| f.all.iter().find(|m| m.metric.name == metric.name));
@@ -118,7 +163,7 @@ impl Models {
             all.push(OfMetric { metric: metric.clone(), limits, model });
         }
         if all.is_empty() {
-            return Err(format!("no metric has {WINDOW} seconds without a gap: there is nothing to train on"));
+            return Err(TrainError::Gaps);
         }
         let order = (0..all.len()).collect();
         let when = from.map_or(Continuity { threshold: 3.0, seconds: 240 }, |f| f.when);
@@ -153,41 +198,36 @@ impl Models {
     /// Reads models from the text of a file.
     ///
     /// # Errors
-    /// A message if the text is not such a file, has another version, or is damaged.
-    pub fn read(text: &str) -> Result<Models, String> {
+    /// [`ModelsError`].
+    pub fn read(text: &str) -> Result<Models, ModelsError> {
         #[derive(Deserialize)]
         struct Kind {
             format: String,
             version: u32,
         }
-        let kind: Kind = serde_json::from_str(text).map_err(|e| format!("this is no file of models: {e}"))?;
+        let kind: Kind = serde_json::from_str(text).map_err(ModelsError::NoModels)?;
         if kind.format != FORMAT {
-            return Err(format!("this is a file of {}, not of models", kind.format));
+            return Err(ModelsError::Format(kind.format));
         }
         if kind.version != VERSION {
-            return Err(format!(
-                "its version is {}, this program reads {VERSION}: train it again (everstep detect train)",
-                kind.version
-            ));
+            return Err(ModelsError::Version(kind.version));
         }
-        let mut file: File = serde_json::from_str(text).map_err(|e| format!("the file of models is not whole: {e}"))?;
+        let mut file: File = serde_json::from_str(text).map_err(ModelsError::Partial)?;
         let said = std::mem::take(&mut file.digest);
         if digest(&file) != said {
-            return Err(
-                "the file of models has been changed or damaged (its digest is another one): train it again".into()
-            );
+            return Err(ModelsError::Digest);
         }
         let number = |bits: &u32| f32::from_bits(*bits);
         let mut all = Vec::new();
         for of in &file.models {
             let parameters = of.parameters.iter().map(number).collect();
-            let model = Model::new(1, parameters)
-                .ok_or_else(|| format!("the model of {} has another number of parameters", of.metric.name))?;
+            let model =
+                Model::new(1, parameters).ok_or_else(|| ModelsError::Parameters { metric: of.metric.name.clone() })?;
             let limits = Limits { low: number(&of.limits[0]), high: number(&of.limits[1]) };
             all.push(OfMetric { metric: of.metric.clone(), limits, model });
         }
         if file.order.iter().any(|at| *at >= all.len()) {
-            return Err("the file of models puts metrics in order that it does not have".into());
+            return Err(ModelsError::Order);
         }
         let when = Continuity { threshold: number(&file.threshold), seconds: file.continuity_s };
         Ok(Models {
@@ -279,9 +319,12 @@ mod tests {
         let tuned = Models::trained(&[normal()], &how, Some(&models), "a test").unwrap();
         assert_ne!(tuned.written(), text);
         assert!(
-            Models::read(&text.replacen("\"version\":1", "\"version\":2", 1)).unwrap_err().contains("version is 2")
+            Models::read(&text.replacen("\"version\":1", "\"version\":2", 1))
+                .unwrap_err()
+                .to_string()
+                .contains("version is 2")
         );
-        assert!(Models::read("{}").unwrap_err().contains("no file of models"));
+        assert!(Models::read("{}").unwrap_err().to_string().contains("no file of models"));
         assert!(Models::trained(&[], &how, None, "").is_err());
         assert!(models.first(&normal()).is_none());
     }

@@ -11,8 +11,8 @@ pub struct Verdict {
     pub metrics: Vec<usize>,
     /// Deviation from the peers, in units of their spread.
     pub score: f32,
-    /// Many machines of one role or failure domain deviate, which points to a shared cause: a switch,
-    /// a rack, a stage.
+    /// Many machines of one role or failure domain deviate, which points to a shared cause: a
+    /// switch, a rack, a stage.
     pub group: bool,
 }
 

@@ -23,7 +23,7 @@ use everstep_core::exit_code::ExitCode;
 use everstep_core::id::{Epoch, Generation, JobId, PersistId, Session};
 use everstep_core::keep_alive::{CHECK_EVERY, Due, KeepAlive};
 use everstep_core::linger::{Linger, Needs};
-use everstep_core::message::Order;
+use everstep_core::message::{ExitReason, Order};
 use everstep_core::time::Time;
 use everstep_planner::Problem;
 use everstep_wire::envelope::{ToAgent, ToCoordinator, VERSION};
@@ -101,20 +101,32 @@ struct Driver {
     watcher: Watcher,
 }
 
-/// Runs a coordinator at this address and port, with its store in `directory`, until it is no
-/// longer needed. It plans for several jobs if they are `known`. With a `detector`, it looks for
-/// machines that behave unlike their peers.
+/// What a coordinator is started with.
+pub struct Setup<'a> {
+    /// The address to listen at.
+    pub place: Place,
+    /// The port to listen at; 0 for any.
+    pub port: u16,
+    /// The directory of its store.
+    pub directory: &'a Path,
+    /// The file with the token; `None`: a file in `directory`.
+    pub token_file: Option<&'a Path>,
+    /// Where notices are sent.
+    pub routes: Vec<Route>,
+    /// The program that provides machines.
+    pub provisioner: Option<PathBuf>,
+    /// The cluster and the jobs to plan for.
+    pub known: Option<Problem>,
+    /// The detector, which finds machines that behave unlike their peers.
+    pub detector: Ready,
+}
+
+/// Runs a coordinator until it is no longer needed.
 ///
 /// # Errors
 /// Returns a [`StartError`] if it cannot start.
-pub async fn run(
-    (place, port): (Place, u16),
-    directory: &Path,
-    token_file: Option<&Path>,
-    routes: Vec<Route>,
-    provisioner: Option<PathBuf>,
-    (known, detector): (Option<Problem>, Ready),
-) -> Result<(), StartError> {
+pub async fn run(setup: Setup<'_>) -> Result<(), StartError> {
+    let Setup { place, port, directory, token_file, routes, provisioner, known, detector } = setup;
     crate::signals::outlive();
     let fail = |why: String| StartError { code: ExitCode::Refused.number(), why };
     let Some(_lock) = exclusive::alone(directory).await.map_err(fail)? else { return Ok(()) };
@@ -305,7 +317,7 @@ impl Driver {
                 let why = format!(
                     "this agent speaks version {version}, the coordinator {VERSION}; install one everstep version on all nodes"
                 );
-                self.send(session, Order::Refused { why, code: ExitCode::Refused.number() });
+                self.send(session, Order::Refused(ExitReason { code: ExitCode::Refused.number(), why }));
             }
             ToCoordinator::Stacks { generation, stacks } => {
                 if let Some(job) = peer.job.clone() {

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use tokio::net::TcpListener;
 
 /// How to allow other machines to reach the control plane without encryption.
-pub const REMEDY: &str = "to continue anyway, put the same token on all nodes and say so:\n  install -m 600 /dev/null TOKEN && head -c 24 /dev/urandom | od -An -tx1 | tr -d ' \\n' > TOKEN\n  everstep run --insecure --token-file TOKEN …";
+pub const REMEDY: &str = "to continue without encryption, create a token once:\n  (umask 077; od -An -N24 -tx1 /dev/urandom | tr -d ' \\n' > TOKEN)\ncopy the file TOKEN to the other nodes, readable only by you, and run on each node:\n  everstep run --insecure --token-file TOKEN …";
 
 /// Returns true if every address of `host` is a loopback address.
 pub fn is_loopback(host: &str) -> bool {
@@ -22,14 +22,19 @@ pub struct Place {
     open: bool,
 }
 
+/// An address that others reach, without a token to keep them out.
+#[derive(Debug, thiserror::Error)]
+#[error("{0} is not loopback and there is no TLS yet; {REMEDY}")]
+pub struct NotLoopback(String);
+
 impl Place {
     /// Returns the place for `host`, which must be loopback unless `open`.
     ///
     /// # Errors
-    /// Fails if `host` is not loopback, and names the remedy.
-    pub fn at(host: &str, open: bool) -> Result<Self, String> {
+    /// [`NotLoopback`].
+    pub fn at(host: &str, open: bool) -> Result<Self, NotLoopback> {
         if !open && !is_loopback(host) {
-            return Err(format!("{host} is not loopback and there is no TLS yet; {REMEDY}"));
+            return Err(NotLoopback(host.to_owned()));
         }
         Ok(Place { host: host.to_owned(), open })
     }

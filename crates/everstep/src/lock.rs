@@ -84,10 +84,11 @@ pub fn take(directory: &Directory, name: &str, wait: Duration) -> io::Result<Res
     }
 }
 
-/// Returns true if no process holds the lock, or if there is no such lock.
+/// Returns true if no process holds the lock, or if there is no such lock. Several may look at the
+/// same time.
 pub fn is_free(directory: &Directory, name: &str) -> bool {
     let file = directory.file(name, OFlags::RDONLY);
-    file.map_or(true, |f| flock(&f, FlockOperation::NonBlockingLockExclusive).is_ok())
+    file.map_or(true, |f| flock(&f, FlockOperation::NonBlockingLockShared).is_ok())
 }
 
 #[cfg(test)]

@@ -10,8 +10,10 @@ mod children;
 mod cli;
 mod coordinator;
 mod descriptors;
+mod failure;
 mod file_size;
 mod guard;
+mod interpreter;
 mod listening;
 mod lock;
 mod log;
@@ -22,6 +24,7 @@ mod places;
 mod preload;
 mod provisioner;
 mod signals;
+mod slow_storage;
 mod store;
 
 use everstep::detect;

@@ -104,35 +104,32 @@ const LONGEST: usize = 3000;
 /// Creates both roots.
 ///
 /// # Errors
-/// Explains why they cannot be used, with the remedy.
-pub fn ready() -> Result<(), String> {
+/// [`Unusable`].
+pub fn ready() -> Result<(), Unusable> {
     let (path, root) = state_root();
     if path == Path::new(NOWHERE) {
-        return Err("this user has no home directory to keep records in; set EVERSTEP_STATE_DIR to a directory that only you can write".into());
+        return Err(Unusable::NoHome);
     }
     if path.as_os_str().len() > LONGEST {
-        return Err(format!(
-            "cannot keep records in a directory whose path has {} bytes; set EVERSTEP_STATE_DIR to one of at most {LONGEST}",
-            path.as_os_str().len()
-        ));
+        return Err(Unusable::TooLong { bytes: path.as_os_str().len() });
     }
-    let state = Directory::root(&path, root).map_err(|e| state_refused(&path, &e))?;
+    let state = Directory::root(&path, root).map_err(|e| Unusable::state(&path, e))?;
     let memory = memory();
     match Directory::root(&memory, Root::Named) {
         Ok(_) => Ok(()),
-        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => elsewhere(&state, &memory, &e),
-        Err(e) => Err(memory_refused(&memory, &e)),
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => elsewhere(&state, &memory, e),
+        Err(e) => Err(Unusable::memory(&memory, e)),
     }
 }
 
 /// Checks the state directory for commands that only read, and creates nothing.
 ///
 /// # Errors
-/// Explains why the directory cannot be used, with the remedy.
-pub fn inspect() -> Result<(), String> {
+/// [`Unusable`].
+pub fn inspect() -> Result<(), Unusable> {
     let (path, root) = state_root();
     match Directory::existing(&path, root) {
-        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Err(state_refused(&path, &e)),
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Err(Unusable::state(&path, e)),
         _ => Ok(()),
     }
 }
@@ -145,26 +142,47 @@ pub fn is_full(why: &io::Error) -> bool {
     matches!(why.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-fn state_refused(path: &Path, why: &io::Error) -> String {
-    let which =
-        if why.kind() == io::ErrorKind::PermissionDenied { String::new() } else { format!(" {}", path.display()) };
-    format!("cannot keep records in{which}: {why}; set EVERSTEP_STATE_DIR to a directory that only you can write")
+/// Why a root cannot be used, with the remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum Unusable {
+    #[error(
+        "this user has no home directory to keep records in; set EVERSTEP_STATE_DIR to a directory that only you can write"
+    )]
+    NoHome,
+    #[error(
+        "cannot keep records in a directory whose path has {bytes} bytes; set EVERSTEP_STATE_DIR to one of at most {LONGEST}"
+    )]
+    TooLong { bytes: usize },
+    /// `at` begins with a space; it is empty if the refusal names the directory.
+    #[error("cannot keep records in{at}: {source}; set EVERSTEP_STATE_DIR to a directory that only you can write")]
+    State { at: String, source: io::Error },
+    #[error("cannot use {}: {source}; set EVERSTEP_SHM_DIR to a directory that only you can write", path.display())]
+    Memory { path: PathBuf, source: io::Error },
 }
 
-fn memory_refused(path: &Path, why: &io::Error) -> String {
-    format!("cannot use {}: {why}; set EVERSTEP_SHM_DIR to a directory that only you can write", path.display())
+impl Unusable {
+    fn state(path: &Path, source: io::Error) -> Self {
+        let named = source.kind() == io::ErrorKind::PermissionDenied;
+        Unusable::State { at: if named { String::new() } else { format!(" {}", path.display()) }, source }
+    }
+
+    fn memory(path: &Path, source: io::Error) -> Self {
+        Unusable::Memory { path: path.into(), source }
+    }
 }
 
 /// Another user has taken the usual name in a directory that everyone can write. Creates one with
 /// an unguessable name, and notes it for the next start.
-fn elsewhere(state: &Directory, taken: &Path, why: &io::Error) -> Result<(), String> {
+fn elsewhere(state: &Directory, taken: &Path, why: io::Error) -> Result<(), Unusable> {
     let base = memory_base();
     let mut random = [0u8; 8];
     let drawn = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
-    drawn.map_err(|e| memory_refused(taken, &e.into()))?;
+    drawn.map_err(|e| Unusable::memory(taken, e.into()))?;
     let name = format!("{}-{:016x}", usual_name(), u64::from_le_bytes(random));
     let made = Directory::fresh(&base.join(&name)).and_then(|_| state.write_whole(name_note(&base), name.as_bytes()));
-    made.map_err(|_| memory_refused(taken, why))?;
+    if made.is_err() {
+        return Err(Unusable::memory(taken, why));
+    }
     crate::say!("{why}: shared memory is in {} instead", base.join(name).display());
     Ok(())
 }
@@ -213,14 +231,23 @@ pub fn checkpoints(name: &str) -> Option<PathBuf> {
     String::from_utf8(noted).ok().map(|text| from_text(&text))
 }
 
+/// A name that must not become part of paths.
+#[derive(Debug, thiserror::Error)]
+#[error("{what} {name:?} cannot be used: take 1 to 63 letters, digits, '.', '_' or '-', not starting with '.'")]
+pub struct BadName {
+    /// What it is the name of.
+    what: String,
+    name: String,
+}
+
 /// Checks a name that becomes part of paths: letters, digits, `.`, `_`, `-`, at most 63.
-pub fn check_name(what: &str, name: &str) -> Result<(), String> {
+pub fn check_name(what: &str, name: &str) -> Result<(), BadName> {
     let fits = name.len() <= everstep_wire::limits::NAME_BYTES_MAX;
     let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'));
     if fits && plain && !name.is_empty() && !name.starts_with('.') {
         return Ok(());
     }
-    Err(format!("{what} {name:?} cannot be used: take 1 to 63 letters, digits, '.', '_' or '-', not starting with '.'"))
+    Err(BadName { what: what.into(), name: name.into() })
 }
 
 /// Writes a small file into a directory of this user, so that readers see the old or the new one,

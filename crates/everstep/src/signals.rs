@@ -1,6 +1,6 @@
 //! Signals that ask a process to end, or announce that it will be. A scheduler sends them to all
-//! processes of a job at once (`systemctl stop`, `scancel`), but only the agent acts on them: it lets
-//! the workers save, and what serves it ends after it.
+//! processes of a job at once (`systemctl stop`, `scancel`), but only the agent acts on them: it
+//! lets the workers save, and what serves it ends after it.
 
 use rustix::process::Signal;
 

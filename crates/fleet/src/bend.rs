@@ -6,6 +6,7 @@ use super::course::Course;
 use super::ranges::Ranges;
 use everstep_detector::{Family, Series};
 use everstep_rng::Rng;
+use std::ops::Range;
 
 /// How values are changed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,13 +34,14 @@ pub(super) struct Bend {
 }
 
 impl Bend {
-    pub(super) fn of(machine: usize, metrics: Vec<usize>, (from, until): (usize, usize), how: How) -> Bend {
+    pub(super) fn of(machine: usize, metrics: Vec<usize>, span: Range<usize>, how: How) -> Bend {
+        let Range { start: from, end: until } = span;
         Bend { machine: Some(machine), but: Vec::new(), metrics, from, until, ramp: 0, how }
     }
 
     /// Returns a gap in all metrics of a machine.
     pub(super) fn gone(machine: usize, from: usize, until: usize) -> Bend {
-        Bend::of(machine, (0..METRICS.len()).collect(), (from, until), How::Gone)
+        Bend::of(machine, (0..METRICS.len()).collect(), from..until, How::Gone)
     }
 
     pub(super) fn apply(&self, series: &mut Series, rng: &mut Rng) {
@@ -83,13 +85,13 @@ pub(super) fn usual(rng: &mut Rng, course: &Course, machines: usize, of: &Ranges
     let any = |rng: &mut Rng| rng.range(0, machines as u64) as usize;
     if rng.chance(of.innocent.writer) {
         for span in &course.checkpoints {
-            all.push(Bend::of(0, named(&["disk", "net"]), *span, How::More(0.3)));
-            all.push(Bend::of(0, named(&["cpu"]), *span, How::More(0.2)));
+            all.push(Bend::of(0, named(&["disk", "net"]), span.0..span.1, How::More(0.3)));
+            all.push(Bend::of(0, named(&["cpu"]), span.0..span.1, How::More(0.2)));
         }
     }
     if rng.chance(of.innocent.loader) {
         let (machine, size) = (any(rng), rng.between(of.innocent.loader_size));
-        all.push(Bend::of(machine, named(&["cpu"]), (0, of.seconds), How::More(size as f32)));
+        all.push(Bend::of(machine, named(&["cpu"]), 0..of.seconds, How::More(size as f32)));
     }
     if let Some(span) = course.evaluation
         && rng.chance(of.innocent.evaluator)
@@ -97,7 +99,7 @@ pub(super) fn usual(rng: &mut Rng, course: &Course, machines: usize, of: &Ranges
         // The other machines wait for the evaluator.
         let machine = any(rng);
         let gpu = metrics_of(Family::Gpu);
-        all.push(Bend { machine: None, but: vec![machine], ..Bend::of(0, gpu, span, How::Times(0.5)) });
+        all.push(Bend { machine: None, but: vec![machine], ..Bend::of(0, gpu, span.0..span.1, How::Times(0.5)) });
     }
     if rng.chance(of.machine.joins) {
         all.push(Bend::gone(any(rng), 0, rng.range(10, 300) as usize));
@@ -106,7 +108,7 @@ pub(super) fn usual(rng: &mut Rng, course: &Course, machines: usize, of: &Ranges
     for _ in 0..drawn_count(rng, glitches) {
         let (metric, from) = (rng.range(0, METRICS.len() as u64) as usize, rng.range(0, of.seconds as u64) as usize);
         let times = if rng.chance(0.5) { 0.0 } else { 10.0 };
-        all.push(Bend::of(any(rng), vec![metric], (from, from + 1), How::Times(times)));
+        all.push(Bend::of(any(rng), vec![metric], from..from + 1, How::Times(times)));
     }
     all
 }
@@ -145,7 +147,7 @@ fn jitters(rng: &mut Rng, machines: usize, of: &Ranges) -> Vec<Bend> {
         for metric in metrics {
             let size = rng.between(jitter.size) as f32;
             let how = if rng.chance(0.5) { How::Times(1.0 - size) } else { How::Times(1.0 + size) };
-            all.push(Bend::of(machine, vec![metric], (from, from + lasts), how));
+            all.push(Bend::of(machine, vec![metric], from..from + lasts, how));
         }
     }
     all

@@ -78,9 +78,9 @@ pub(super) fn drawn(rng: &mut Rng, recipe: &Recipe, roles: &[u32], of: &Ranges) 
     let ramp = rng.between(of.fault.ramp_s) as usize;
     for machine in &bad {
         for (metric, (_, of_kind, ..)) in METRICS.iter().enumerate() {
-            let span = (onset, end);
+            let span = onset..end;
             if unreachable || gone.contains(of_kind) {
-                bends.push(Bend::of(*machine, vec![metric], span, How::Gone));
+                bends.push(Bend::of(*machine, vec![metric], span.clone(), How::Gone));
                 visible = true;
             } else if told.contains(of_kind) {
                 let here = (size * rng.between([0.7, 1.3])).min(1.0);
@@ -94,13 +94,13 @@ pub(super) fn drawn(rng: &mut Rng, recipe: &Recipe, roles: &[u32], of: &Ranges) 
         let (later, much) = (rng.between(of.fault.spread_after_s) as usize, rng.between(of.fault.spread_size));
         let slowed: Vec<usize> =
             [Family::Gpu, Family::Link].into_iter().flat_map(metrics_of).chain(named(&["net"])).collect();
-        let slower = Bend::of(0, slowed, (onset + later, end), How::Times(1.0 - much as f32));
+        let slower = Bend::of(0, slowed, onset + later..end, How::Times(1.0 - much as f32));
         bends.push(Bend { machine: None, but: bad.clone(), ramp: 10, ..slower });
     }
     if end < of.seconds && rng.chance(of.fault.halt) {
         // A collective times out, and all machines stop working.
         let busy = [Family::Gpu, Family::Link, Family::Net].into_iter().flat_map(metrics_of).chain(named(&["cpu"]));
-        bends.push(Bend { machine: None, ..Bend::of(0, busy.collect(), (end, of.seconds), How::Times(0.02)) });
+        bends.push(Bend { machine: None, ..Bend::of(0, busy.collect(), end..of.seconds, How::Times(0.02)) });
     }
     (Truth { bad, kind: &kind.kind, onset, end, visible }, bends)
 }

@@ -88,8 +88,9 @@ fn split(text: &str) -> Option<(f64, &str)> {
 /// # Errors
 /// Returns a sentence that names `what`.
 pub fn time(what: &str, text: &str) -> Result<Duration, String> {
-    let (number, unit) = split(text)
-        .ok_or_else(|| format!("{what} = \"{text}\" is no time: write, for example, 90s, 5min, 3h or 260d"))?;
+    let (number, unit) = split(text).ok_or_else(|| {
+        format!("{what} = \"{text}\" is not a length of time; write, for example, 90s, 5min, 3h or 260d")
+    })?;
     let seconds = match unit {
         "ms" => 0.001,
         "s" => 1.0,
@@ -431,7 +432,7 @@ mod tests {
         for (said, words) in [
             (cluster("312 TFLOP/s", "312"), "write, for example, 312 TFLOP/s"),
             (cluster("260d", "260"), "has no unit"),
-            (cluster("260d", "-3h"), "is no time"),
+            (cluster("260d", "-3h"), "is not a length of time"),
             (cluster("nodes = 8", "nodes = 1"), "have 2 nodes, and the cluster has 1"),
             (cluster("nodes", "knots"), "unknown field `knots`"),
             (cluster("nodes = 8", ""), "give nodes = N"),

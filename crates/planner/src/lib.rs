@@ -9,8 +9,8 @@
 //!
 //! The planner computes with integers only and breaks ties: the same problem gives the same plan
 //! everywhere. A unit is what is given to a job as a whole: a node, unless the jobs are small.
-//! [`mod@assign`] chooses the units for a plan. Problems can be read with [`mod@file`], and their numbers
-//! computed with [`throughput`].
+//! [`mod@assign`] chooses the units for a plan. Problems can be read with [`mod@file`], and their
+//! numbers computed with [`throughput`].
 
 #![forbid(unsafe_code)]
 

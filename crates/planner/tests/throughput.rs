@@ -93,7 +93,7 @@ fn wrong_tables_are_refused_with_their_line() {
         ("full", "most", "none of none, selective, full"),
         ("140", "-3", "more than nothing"),
         (",fit", ",train", "none of fit"),
-        ("4096", "many", "many is no number"),
+        ("4096", "many", "many is not a number"),
         ("4096", "4097", "do not divide hidden"),
         (",no,no,", ",no,perhaps,", "neither yes nor no"),
     ] {

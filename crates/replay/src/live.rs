@@ -13,7 +13,9 @@ use everstep_core::coordinator::event::Event;
 use everstep_core::coordinator::job::Phase;
 use everstep_core::failure::{Cause, Failure, Outcome};
 use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank, Session, Step};
-use everstep_core::message::{Hello, Offer, Offers, Order, Report, Tier};
+use everstep_core::message::{
+    CrewOrder, CrewReport, FirstStep, Hello, Holdings, Offer, Offers, Order, RankOffers, Report, Start, Stopped, Tier,
+};
 use everstep_core::severity::Table;
 use everstep_core::spec::{CheckWhen, JobSpec, Policy, RestartBudget};
 use everstep_core::time::Time;
@@ -135,28 +137,30 @@ impl Live {
     }
 
     fn answer(&mut self, session: Session, order: Order) {
-        let mut say = |report| self.heard.push_back(Event::Report { session, report });
+        let Order::Crew(generation, order) = order else { return };
+        let mut say =
+            |report| self.heard.push_back(Event::Report { session, report: Report::Crew(generation, report) });
         match order {
-            Order::Start { generation, place, .. } => {
+            CrewOrder::Start(Start { place, .. }) => {
                 self.generation = generation;
-                say(Report::Holds { generation, held: vec![], parity: vec![] });
+                say(CrewReport::Holds(Holdings { held: vec![], parity: vec![] }));
                 let rank: Rank = place.slot.first_rank;
                 let offer = Offer { step: self.step, tier: Tier::Durable, generation: Generation(0) };
                 let offers = if self.step.0 > 0 { vec![offer] } else { vec![] };
-                say(Report::Offers { generation, rank, offers: Offers::any(offers, true) });
+                say(CrewReport::Offers(RankOffers { rank, offers: Offers::any(offers, true) }));
             }
-            Order::Restore { generation, .. } => {
-                say(Report::FirstStep { generation, step: Step(self.step.0 + 1), from: Some(self.step) });
+            CrewOrder::Restore(_) => {
+                say(CrewReport::FirstStep(FirstStep { step: Step(self.step.0 + 1), from: Some(self.step) }));
             }
-            Order::Fence { generation, .. } => {
-                say(Report::Stopped { generation, store_port: 1, reached: Some(self.step) });
+            CrewOrder::Fence { .. } => {
+                say(CrewReport::Stopped(Stopped { store_port: 1, reached: Some(self.step) }));
             }
-            Order::ProposeStep { generation } => {
-                say(Report::StepProposed { generation, step: Some(Step(self.step.0 + 10)) });
+            CrewOrder::ProposeStep => {
+                say(CrewReport::StepProposed(Some(Step(self.step.0 + 10))));
             }
-            Order::HoldAt { generation, step: Some(step) } => {
+            CrewOrder::HoldAt(Some(step)) => {
                 self.step = step;
-                say(Report::Published { generation, step });
+                say(CrewReport::Published(step));
             }
             _ => {}
         }
@@ -234,7 +238,7 @@ fn decide(of: Situation) -> Option<u64> {
                 progressed: true,
                 verdict,
             };
-            let report = Report::WorkerFailed { generation: live.generation, failure };
+            let report = Report::Crew(live.generation, CrewReport::WorkerFailed(failure));
             live.heard.push_back(Event::Report { session: Session(1), report });
         }
     }

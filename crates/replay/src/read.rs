@@ -87,7 +87,7 @@ pub fn from_lines(text: &str) -> Result<Failures, String> {
         let node = match &of["node"] {
             Value::Number(n) => {
                 let n = n.as_u64().and_then(|n| u32::try_from(n).ok()).filter(|n| *n < 1 << 20);
-                numbered.insert(n.ok_or_else(|| wrong("node is no number of a node"))?);
+                numbered.insert(n.ok_or_else(|| wrong("node is not the number of a node"))?);
                 n.unwrap_or(0)
             }
             Value::String(name) => {

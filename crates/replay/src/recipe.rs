@@ -4,6 +4,7 @@ use super::failures::{DAY, Failures};
 use super::generate::{Recipe, Renewal, Repair};
 use everstep_planner::file::time;
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 fn micros(what: &str, text: &str) -> Result<u64, String> {
     let found = u64::try_from(time(what, text)?.as_micros()).unwrap_or(u64::MAX);
@@ -52,10 +53,10 @@ impl<'t> Keys<'t> {
         &self,
         key: &str,
         usual: T,
-        (least, most): (T, T),
+        within: RangeInclusive<T>,
     ) -> Result<T, String> {
         let Some(text) = self.0.get(key) else { return Ok(usual) };
-        let found = text.parse().ok().filter(|n| *n >= least && *n <= most);
+        let found = text.parse().ok().filter(|n| within.contains(n));
         found.ok_or_else(|| format!("{key} = {text} is no such number"))
     }
 
@@ -92,17 +93,17 @@ impl Recipe {
                     }
                 };
                 Ok(Recipe::Renewal(Renewal {
-                    nodes: keys.number("nodes", 128, (1, 1 << 20))?,
-                    length: (keys.number("days", 90.0, (0.001, 36_500.0))? * DAY as f64) as u64,
+                    nodes: keys.number("nodes", 128, 1..=1 << 20)?,
+                    length: (keys.number("days", 90.0, 0.001..=36_500.0)? * DAY as f64) as u64,
                     mtbf: keys.time("mtbf", 260 * DAY)?,
-                    shape: keys.number("shape", usual, (0.2, 10.0))?,
-                    others: keys.number("others", 3.3, (0.0, 1000.0))?,
+                    shape: keys.number("shape", usual, 0.2..=10.0)?,
+                    others: keys.number("others", 3.3, 0.0..=1000.0)?,
                     repair: keys
                         .0
                         .get("repair")
                         .map_or(Ok(Repair::LogNormal(DAY * 17 / 20, DAY * 11 / 2)), |t| repair(t))?,
-                    burst: keys.number("burst", 0.0, (0.0, 1.0))?,
-                    domain: keys.number("domain", 8, (1, 1 << 20))?,
+                    burst: keys.number("burst", 0.0, 0.0..=1.0)?,
+                    domain: keys.number("domain", 8, 1..=1 << 20)?,
                     lemons: (share, times),
                 }))
             }
@@ -110,7 +111,7 @@ impl Recipe {
                 let keys = Keys::of(name, rest, &["file", "days", "block"])?;
                 let file = keys.0.get("file").ok_or("gen:bootstrap needs file=…: a trace to draw days of")?;
                 let of = trace(file)?;
-                let length = keys.number("days", of.length as f64 / DAY as f64, (0.001, 36_500.0))?;
+                let length = keys.number("days", of.length as f64 / DAY as f64, 0.001..=36_500.0)?;
                 Ok(Recipe::Bootstrap { block: keys.time("block", 14 * DAY)?, length: (length * DAY as f64) as u64, of })
             }
             _ => Err(format!("gen:{name}: there are trace-a, trace-b, poisson, weibull, bootstrap")),

@@ -6,8 +6,10 @@ use everstep_core::coordinator::event::{StoreFailure, Version};
 use everstep_core::coordinator::job::JobRecord;
 use everstep_core::coordinator::request::Request;
 use everstep_core::id::{Epoch, JobId, PersistId, Session};
+use everstep_core::keep_alive::KeepAlive;
+use everstep_core::linger::Linger;
 use everstep_core::message::Order;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A store with compare-and-swap per key. Versions rise by one.
 #[derive(Debug, Default)]
@@ -64,6 +66,14 @@ pub struct Process {
     pub crash_at_persist: Option<bool>,
     /// When its timer wakes it.
     pub wake_at: Option<u64>,
+    /// Which of its connections are silent for too long.
+    pub keep_alive: KeepAlive,
+    /// When it ends because nobody needs it.
+    pub linger: Linger,
+    /// Its open connections.
+    pub sessions: BTreeSet<Session>,
+    /// Its connections are being checked, because an agent may be silent.
+    pub checking: bool,
 }
 
 /// What a coordinator process wants done, in order.

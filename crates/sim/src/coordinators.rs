@@ -8,9 +8,11 @@ use everstep_core::coordinator::command::{Fact, Precondition};
 use everstep_core::coordinator::event::{Event, StoreFailure, Version};
 use everstep_core::coordinator::job::JobRecord;
 use everstep_core::id::{Epoch, PersistId, Session};
-use everstep_core::message::{Hello, Order, Report};
+use everstep_core::keep_alive::KeepAlive;
+use everstep_core::linger::Linger;
+use everstep_core::message::{CrewOrder, Hello, Order, Report};
 use everstep_core::time::Time;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl World {
     pub(crate) fn start_coordinator(&mut self, beside: bool) {
@@ -44,6 +46,10 @@ impl World {
             waiting,
             crash_at_persist: None,
             wake_at: None,
+            keep_alive: KeepAlive::new(Time(self.now)),
+            linger: Linger::new(Time(self.now)),
+            sessions: BTreeSet::new(),
+            checking: false,
         });
         let index = self.processes.len() - 1;
         self.coordinator(index, Event::Tick);
@@ -160,6 +166,7 @@ impl World {
         };
         let session = self.network.open(host, life, index);
         self.hosts[host].session = Some(session);
+        self.accept(index, session);
         let hello = self.hosts[host].agent.as_ref().map(|a| Box::new(a.hello()));
         self.transmit(session, true, |_| Happening::ToCoordinator { session, hello, report: None });
         self.agent(host, AgentEvent::Connected);
@@ -176,8 +183,11 @@ impl World {
         let reorder = std::mem::take(&mut link.reorder_next);
         let slow = if self.now < link.slow.1 { link.slow.0 } else { 0 };
         if lost {
-            self.at(silence, Happening::CoordinatorSeesEnd { session });
-            return self.at(silence + 5, Happening::AgentSeesEnd { session });
+            if let Some(c) = self.network.connections.get_mut(&session) {
+                c.broken = true;
+            }
+            self.at(silence + 5, Happening::AgentSeesEnd { session });
+            return self.fell_silent(session);
         }
         let mut arrival = blocked.max(self.now) + self.rng.range(1, 15) + slow;
         if reorder {
@@ -196,7 +206,7 @@ impl World {
         let link = &mut self.network.links[c.host];
         if link.duplicate_order {
             // Until the next start, the order that must not be carried out twice.
-            link.duplicate_order = !matches!(order, Order::Start { .. });
+            link.duplicate_order = !matches!(order, Order::Crew(_, CrewOrder::Start(_)));
             let again = order.clone();
             self.transmit(session, false, |_| Happening::ToAgent { session, epoch, order: again });
         }
@@ -205,8 +215,13 @@ impl World {
 
     pub(crate) fn coordinator_receives(&mut self, session: Session, hello: Option<Box<Hello>>, report: Option<Report>) {
         let Some(c) = self.network.connections.get(&session).filter(|c| c.coordinator_end) else { return };
-        let index = c.coordinator;
+        let (index, broken) = (c.coordinator, c.broken);
+        if !broken {
+            self.heard(index, session);
+        }
         if let Some(hello) = hello {
+            let ladder = hello.spec.ladder();
+            self.processes[index].keep_alive.introduced(session, ladder.silence, ladder.ping);
             self.coordinator(index, Event::Joined { session, hello });
         }
         if let Some(report) = report {
@@ -221,7 +236,7 @@ impl World {
             return self.at(500, Happening::ToAgent { session, epoch, order });
         }
         if self.hosts[host].life == life {
-            let refused = matches!(order, Order::Refused { .. });
+            let refused = matches!(order, Order::Refused(_));
             self.agent(host, AgentEvent::Order { epoch, order });
             if refused {
                 self.agent_sees_end(session);
@@ -236,9 +251,7 @@ impl World {
         }
         let (host, life, other_open) = (c.host, c.life, c.coordinator_end);
         if other_open {
-            // The coordinator notices as soon as the path allows, at the latest by silence.
-            let delay = if self.network.links[host].open(self.now) { self.rng.range(1, 1500) } else { self.silence() };
-            self.at(delay, Happening::CoordinatorSeesEnd { session });
+            self.notices_end(host, session, 1500);
         }
         let h = &mut self.hosts[host];
         if h.life == life && h.session == Some(session) {
@@ -255,6 +268,9 @@ impl World {
             return;
         }
         let (index, other_open) = (c.coordinator, c.agent_end);
+        let process = &mut self.processes[index];
+        process.keep_alive.closed(session);
+        process.sessions.remove(&session);
         if other_open {
             self.at(20, Happening::AgentSeesEnd { session });
         }

@@ -12,9 +12,11 @@
 mod ailing;
 pub mod control;
 mod coordinators;
+mod copying;
 pub mod fault;
 pub mod host;
 pub mod inject;
+mod keep_alive;
 mod machines;
 mod memory;
 pub mod network;

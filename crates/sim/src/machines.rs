@@ -3,14 +3,17 @@
 use crate::host::Crew;
 use crate::oracle::Violation;
 use crate::world::{Happening, World};
-use everstep_core::agent::command::Command as AgentCommand;
-use everstep_core::agent::event::{Event as AgentEvent, Words};
+use everstep_core::agent::command::{Command as AgentCommand, CrewCommand};
+use everstep_core::agent::event::{CrewEvent, Event as AgentEvent, Words, WorkerExit};
 use everstep_core::agent::observation::Observation;
 use everstep_core::agent::{Agent, Config};
 use everstep_core::coordinator::event::Event;
 use everstep_core::id::{Generation, Incarnation, Rank, Session, Step};
 use everstep_core::invariant::InvariantId;
-use everstep_core::message::{Offers, Outcome as Exit, Place, Purpose, ShardFile, Source, Tier};
+use everstep_core::message::{
+    ExitReason, Holdings, Offers, Outcome as Exit, Place, Publish, Purpose, RankOffers, Restore, ShardFile,
+    ShardWritten, Source, Tier, Unreadable,
+};
 use everstep_core::progress::RankProgress;
 use everstep_core::severity::Table;
 use everstep_core::time::Time;
@@ -57,6 +60,11 @@ impl World {
         self.at(5, Happening::Connect { host, life });
     }
 
+    /// Hands an event of the workers of one generation to the host's agent.
+    pub(crate) fn crew_event(&mut self, host: usize, generation: Generation, event: CrewEvent) {
+        self.agent(host, AgentEvent::Crew(generation, event));
+    }
+
     pub(crate) fn agent(&mut self, host: usize, event: AgentEvent) {
         let now = Time(self.now);
         let Some(agent) = self.hosts[host].agent.as_mut() else { return };
@@ -83,7 +91,6 @@ impl World {
     }
 
     pub(crate) fn execute(&mut self, host: usize, command: AgentCommand) {
-        let slow = if self.now < self.hosts[host].faults.slow_until { 8 } else { 1 };
         match command {
             AgentCommand::Send(report) => {
                 let Some(session) = self.hosts[host].session else { return };
@@ -94,43 +101,48 @@ impl World {
                 let report = Some(report);
                 self.transmit(session, true, |_| Happening::ToCoordinator { session, hello: None, report });
             }
-            AgentCommand::Spawn { generation, place, .. } => self.spawn(host, generation, place, slow),
-            AgentCommand::Kill { generation, grace } => {
+            AgentCommand::Crew(generation, command) => self.execute_for_crew(host, generation, command),
+            AgentCommand::Check(check) => self.take_part(host, &check),
+            AgentCommand::Forward { .. } | AgentCommand::Warm | AgentCommand::Say { .. } => {}
+            AgentCommand::Exit { reason, .. } => self.agent_exits(host, reason),
+        }
+    }
+
+    fn execute_for_crew(&mut self, host: usize, generation: Generation, command: CrewCommand) {
+        let slow = if self.now < self.hosts[host].faults.slow_until { 8 } else { 1 };
+        match command {
+            CrewCommand::Spawn(start) => self.spawn(host, generation, start.place, slow),
+            CrewCommand::Kill { grace } => {
                 let grace = u64::try_from(grace.as_millis()).unwrap_or(0);
                 let delay = self.rng.range(1, 40 + grace) * slow;
                 self.at(delay, Happening::Killed { host, generation });
             }
-            AgentCommand::Restore { generation, step: None, found: true, .. } => {
+            CrewCommand::Restore(Restore { step: None, found: true, .. }) => {
                 self.refuse_fresh_start(host, generation);
             }
-            AgentCommand::Restore { generation, step, sources, .. } => self.restore(host, generation, step, &sources),
-            AgentCommand::Replicate { generation, from, plan, base, round } => {
-                self.replicate(host, generation, from, crate::world::Sending { plan, base, round, patience: 5000 });
+            CrewCommand::Restore(Restore { step, sources, .. }) => self.restore(host, generation, step, &sources),
+            CrewCommand::Replicate { plan, round, base } => {
+                let sending = crate::world::Sending { plan, base, round: round.round, patience: 5000 };
+                self.replicate(host, generation, round.next, sending);
             }
-            AgentCommand::Committed { generation, step, keeps, keeps_parity } => {
-                self.committed(host, generation, step, (&keeps, &keeps_parity));
+            CrewCommand::Committed { step, keeps, keeps_parity } => {
+                self.committed(host, generation, step, &keeps, &keeps_parity);
             }
-            AgentCommand::HoldAt { step } => {
+            CrewCommand::HoldAt(step) => {
                 if let Some(crew) = self.hosts[host].crews.last_mut() {
                     crew.hold_at = step.map(|s| s.0);
                 }
             }
-            AgentCommand::Publish { generation, step, .. } => {
+            CrewCommand::Publish(Publish { step, .. }) => {
                 self.durable = self.durable.max(Some(step.0));
-                self.agent(host, AgentEvent::Published { generation, step });
+                self.crew_event(host, generation, CrewEvent::Published(step));
             }
-            AgentCommand::Check { check, round, measure, partners } => {
-                self.take_part(host, (check, round), measure, &partners);
-            }
-            AgentCommand::Forward { .. }
-            | AgentCommand::StopAt { .. }
-            | AgentCommand::PersistAt { .. }
-            | AgentCommand::SnapshotEvery { .. }
-            | AgentCommand::Stacks { .. }
-            | AgentCommand::Warm
-            | AgentCommand::Say { .. }
-            | AgentCommand::Durable { .. } => {}
-            AgentCommand::Exit { code, why, .. } => self.agent_exits(host, code, why),
+            CrewCommand::StopAt(_)
+            | CrewCommand::PersistAt(_)
+            | CrewCommand::SnapshotEvery(_)
+            | CrewCommand::Stacks
+            | CrewCommand::HeldByAll(_)
+            | CrewCommand::Durable(_) => {}
         }
     }
 
@@ -169,7 +181,8 @@ impl World {
     }
 
     /// Ends an agent that has nothing more to do. A scheduler may start it again.
-    fn agent_exits(&mut self, host: usize, code: i32, why: String) {
+    fn agent_exits(&mut self, host: usize, reason: ExitReason) {
+        let ExitReason { code, why } = reason;
         let h = &mut self.hosts[host];
         h.agent = None;
         let session = h.session.take();
@@ -190,8 +203,7 @@ impl World {
         let Some(c) = self.network.connections.get_mut(&session) else { return };
         c.agent_end = false;
         let host = c.host;
-        let delay = if self.network.links[host].open(self.now) { self.rng.range(1, 30) } else { self.silence() };
-        self.at(delay, Happening::CoordinatorSeesEnd { session });
+        self.notices_end(host, session, 30);
     }
 
     pub(crate) fn killed(&mut self, host: usize, generation: Generation) {
@@ -202,7 +214,7 @@ impl World {
         h.crews.retain(|c| c.generation != generation);
         h.next_port += 1;
         let store_port = h.next_port;
-        self.agent(host, AgentEvent::WorkersGone { generation, store_port });
+        self.crew_event(host, generation, CrewEvent::WorkersGone { store_port });
     }
 
     pub(crate) fn worker_dies(&mut self, host: usize, local_rank: u32) {
@@ -223,7 +235,11 @@ impl World {
             self.oracle.blames.cause(generation, &node);
         }
         let words = Words::from(text.to_owned());
-        self.agent(host, AgentEvent::WorkerExited { generation, local_rank, pid: 1, outcome, asked: false, words });
+        self.crew_event(
+            host,
+            generation,
+            CrewEvent::WorkerExited(WorkerExit { local_rank, pid: 1, outcome, asked: false, words }),
+        );
     }
 
     /// There are checkpoints, and none that all ranks can read: the workers fail.
@@ -264,7 +280,11 @@ impl World {
                 if let Some(crew) = self.hosts[host].crews.iter_mut().find(|c| c.generation == generation) {
                     crew.training = false;
                 }
-                self.agent(host, AgentEvent::RestoreFailed { generation, rank, step, tier: source.tier });
+                self.crew_event(
+                    host,
+                    generation,
+                    CrewEvent::RestoreFailed(rank, Unreadable { step, tier: source.tier }),
+                );
             } else if let Some(held) = self.hosts[host].memory.get_mut(&local) {
                 held.iter_mut().filter(|m| m.of.step == step).for_each(|m| m.pinned = true);
             }
@@ -330,14 +350,18 @@ impl World {
             crew.offered = true;
             let held = self.hosts[host].all().map(|m| m.of).collect();
             let parity = self.hosts[host].copies.parity.iter().map(|p| p.of.clone()).collect();
-            self.agent(host, AgentEvent::Holds { generation, held, parity });
+            self.crew_event(host, generation, CrewEvent::Holds(Holdings { held, parity }));
             let shared = self.shared();
             let size = self.oracle.worlds.get(&generation).map_or(0, |w| w.size);
             for local in 0..workers {
                 let rank = Rank(first + local);
                 let offers = self.hosts[host].offers(local, (rank, size), shared, durable);
                 self.oracle.offered(generation, rank, offers.clone());
-                self.agent(host, AgentEvent::Offers { generation, rank, offers: Offers::any(offers, shared) });
+                self.crew_event(
+                    host,
+                    generation,
+                    CrewEvent::Offers(RankOffers { rank, offers: Offers::any(offers, shared) }),
+                );
             }
             return;
         }
@@ -363,7 +387,11 @@ impl World {
                         objects: std::collections::BTreeSet::new(),
                     };
                     let directory = String::new();
-                    self.agent(host, AgentEvent::ShardWritten { generation, step: Step(step), directory, shard });
+                    self.crew_event(
+                        host,
+                        generation,
+                        CrewEvent::ShardWritten(ShardWritten { step: Step(step), directory, shard }),
+                    );
                 }
             }
         } else if broken.contains(&generation) && self.rng.percent(30) {
@@ -385,7 +413,7 @@ impl World {
                 ..Observation::default()
             };
             if *alive {
-                self.agent(host, AgentEvent::Sample { generation, local_rank: *local_rank, pid: 1, seen });
+                self.crew_event(host, generation, CrewEvent::Sample { local_rank: *local_rank, pid: 1, seen });
             }
         }
     }

@@ -3,10 +3,11 @@
 use crate::host::Held;
 use crate::oracle::{Committed, Kept};
 use crate::world::{Happening, Sending, World};
-use everstep_core::agent::event::Event as AgentEvent;
+use everstep_core::agent::event::CrewEvent;
 use everstep_core::id::{Generation, Rank, Step};
 use everstep_core::invariant::InvariantId;
 use everstep_core::message::{Copies, Holding, Parity, Rebuild, Redundancy, Source, Stripe, Tier};
+use everstep_core::pacing::Known;
 use std::collections::BTreeSet;
 
 /// The result of computing a stripe.
@@ -16,6 +17,9 @@ enum Computed {
     NotYet,
     Failed,
 }
+
+/// Copies of a step are this number of bytes, times a random size.
+const COPIED: u64 = 20_000;
 
 impl World {
     /// Whether all ranks hold the same state (even seeds) or each its own shard (odd seeds).
@@ -108,7 +112,7 @@ impl World {
             let rank = Rank(first + local);
             let holding = Holding { step: Step(step), generation, rank, world_size, shared };
             self.hosts[host].seal(local, holding);
-            self.agent(host, AgentEvent::Sealed { generation, local_rank: local, step: Step(step), wish });
+            self.crew_event(host, generation, CrewEvent::Sealed { local_rank: local, step: Step(step), wish });
         }
     }
 
@@ -130,7 +134,15 @@ impl World {
         }
         let (life, slow) = (h.life, if self.now < h.faults.slow_until { 8 } else { 1 });
         let alone = sending.plan.keepers.is_empty() && sending.plan.stripes.is_empty();
-        let delay = self.rng.range(5, if alone { 20 } else { 900 }) * slow;
+        let size = self.rng.range(5, if alone { 20 } else { 900 });
+        let delay = if alone {
+            size * slow
+        } else {
+            // What the workers know about their collectives differs from host to host, and changes.
+            let known = [Known::Unseen, Known::Learning, Known::Spans, Known::Open];
+            let known = known[(generation.0 as usize + host) % known.len()];
+            crate::copying::copying_ms(self.now, size * COPIED, known) * slow
+        };
         self.at(delay, Happening::Sent { host, life, generation, step, sending });
     }
 
@@ -182,7 +194,7 @@ impl World {
         let digest = |s: &Held| (s.of.rank.0, generation.0 << 32 | s.of.step.0);
         let first = shards.iter().map(|s| s.of.rank.0).min().unwrap_or(0);
         let digests = shards.iter().map(digest).map(|(rank, digest)| (rank - first, digest)).collect();
-        self.agent(host, AgentEvent::Replicated { generation, step, digests, round: sending.round });
+        self.crew_event(host, generation, CrewEvent::Replicated { step, digests, round: sending.round });
         if self.hosts[host].faults.doomed && self.hosts[host].faults.cut_next == 0 {
             self.hosts[host].faults.doomed = false;
             self.lose_node(host);
@@ -248,7 +260,8 @@ impl World {
         host: usize,
         generation: Generation,
         step: Step,
-        (keeps, keeps_parity): (&[Rank], &[u32]),
+        keeps: &[Rank],
+        keeps_parity: &[u32],
     ) {
         let world_size = self.oracle.worlds.get(&generation).map_or(0, |w| w.size);
         let h = &mut self.hosts[host];
@@ -336,7 +349,8 @@ impl World {
         let shared = self.shared() && !job.shards.stayed();
         let member = |index: usize| {
             let h = &self.hosts[index];
-            // A node may have gone to another coordinator: what this one decides is not written then.
+            // A node may have gone to another coordinator: what this one decides is not written
+            // then.
             let attached = h.session.is_some() && job.nodes.session(&h.node) == h.session;
             h.agent.is_some() && attached && !h.frozen && world.slot(&h.node).is_some()
         };

@@ -45,6 +45,9 @@ pub struct Connection {
     pub agent_end: bool,
     /// The coordinator's end is open.
     pub coordinator_end: bool,
+    /// A message was lost: nothing that is sent later arrives in order, so the coordinator hears
+    /// nothing more.
+    pub broken: bool,
     /// The earliest arrival of the next message in each direction, since streams keep their order.
     pub next_arrival: [u64; 2],
 }
@@ -70,7 +73,15 @@ impl Network {
     pub fn open(&mut self, host: usize, life: u64, coordinator: usize) -> Session {
         self.next += 1;
         let session = Session(self.next);
-        let c = Connection { host, life, coordinator, agent_end: true, coordinator_end: true, next_arrival: [0; 2] };
+        let c = Connection {
+            host,
+            life,
+            coordinator,
+            agent_end: true,
+            coordinator_end: true,
+            broken: false,
+            next_arrival: [0; 2],
+        };
         self.connections.insert(session, c);
         session
     }

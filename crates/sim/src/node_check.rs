@@ -3,12 +3,11 @@
 
 use crate::world::{Happening, World};
 use everstep_core::agent::event::Event as AgentEvent;
-use everstep_core::message::{Checked, Partner};
+use everstep_core::message::{Check, Checked, Partner};
 use everstep_core::node_check::Speed;
-use everstep_core::time::Time;
 
 impl World {
-    pub(crate) fn take_part(&mut self, host: usize, part: (Time, u32), measure: bool, partners: &[Partner]) {
+    pub(crate) fn take_part(&mut self, host: usize, check: &Check) {
         let (well, life) = (self.hosts[host].faults.gpu.is_none(), self.hosts[host].life);
         let there = |p: &&Partner| {
             self.hosts
@@ -16,10 +15,10 @@ impl World {
                 .any(|h| h.node == p.node && h.up && !h.frozen && h.agent.is_some() && h.faults.gpu.is_none())
         };
         let tested = |p: &Partner| (p.node.clone(), Some(p).filter(there).filter(|_| well).map(|_| 900));
-        let pairs = partners.iter().map(tested).collect();
+        let pairs = check.partners.iter().map(tested).collect();
         // A broken GPU may still compute at full speed.
-        let speed = measure.then_some(Ok(Speed { compute: 1000, memory: 500 }));
-        let answer = Checked { check: part.0, round: part.1, speed, pairs, cannot: None };
+        let speed = check.measure.then_some(Ok(Speed { compute: 1000, memory: 500 }));
+        let answer = Checked { check: check.check, round: check.round, speed, pairs, cannot: None };
         let delay = self.rng.range(300, 3000);
         self.at(delay, Happening::Checked { host, life, answer });
     }

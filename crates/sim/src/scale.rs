@@ -5,7 +5,7 @@ use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::Command;
 use everstep_core::coordinator::event::Event;
 use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Session};
-use everstep_core::message::{Hello, Order};
+use everstep_core::message::{CrewOrder, Hello, Order};
 use everstep_core::spec::{JobSpec, RestartBudget};
 use everstep_core::time::Time;
 use std::collections::BTreeSet;
@@ -108,7 +108,7 @@ pub fn gather(nodes: u32, model: Model) -> Gathered {
             let bytes = serde_json::to_vec(&order).map_or(0, |b| b.len());
             sent += bytes as u64;
             leaves = leaves.max(arrives) + on_wire(bytes);
-            if matches!(order, Order::Start { .. }) {
+            if matches!(order, Order::Crew(_, CrewOrder::Start(_))) {
                 placed.insert(session);
                 last = leaves + model.round_trip / 2;
             }

@@ -105,6 +105,7 @@ pub(crate) enum Happening {
     AgentTick { host: usize, life: u64 },
     Checked { host: usize, life: u64, answer: Checked },
     CoordinatorTick { index: usize },
+    CheckConnections { index: usize },
     Killed { host: usize, generation: Generation },
     Sent { host: usize, life: u64, generation: Generation, step: Option<Step>, sending: Sending },
     Apply { index: usize, id: PersistId, key: String, value: Vec<u8>, when: Precondition },
@@ -286,7 +287,7 @@ impl World {
     }
 
     fn happen(&mut self, happening: Happening) {
-        if !matches!(happening, Happening::Workload) {
+        if !matches!(happening, Happening::Workload | Happening::CheckConnections { .. }) {
             let text = format!("{happening:?}");
             self.note(&text);
         }
@@ -308,6 +309,7 @@ impl World {
                     self.coordinator(index, Event::Tick);
                 }
             }
+            Happening::CheckConnections { index } => self.check_connections(index),
             Happening::Killed { host, generation } => self.killed(host, generation),
             Happening::Sent { host, life, generation, step, sending } => {
                 self.sent(host, life, generation, step, sending);
@@ -333,6 +335,7 @@ impl World {
             Happening::Signs { host, line, times } => self.signs(host, line, times),
             Happening::Workload => {
                 self.workload();
+                self.end_unneeded_coordinators();
                 self.at(1000, Happening::Workload);
             }
             Happening::BetweenSeals => self.dies_between_seals(),

@@ -2,7 +2,7 @@
 //! last join every one of them has its place in the world. `attach_many ENDPOINT TOKEN_FILE N`; prints JSON.
 
 use everstep_core::id::{Generation, Incarnation, JobId, NodeId};
-use everstep_core::message::{Hello, Order};
+use everstep_core::message::{CrewOrder, Hello, Order};
 use everstep_core::spec::{JobSpec, RestartBudget};
 use everstep_wire::client::attach;
 use everstep_wire::envelope::{ToAgent, ToCoordinator, VERSION};
@@ -42,7 +42,7 @@ fn hello(node: u32, nodes: u32) -> Box<Hello> {
 /// Keeps the stream open, and tells when the place in the world has come.
 async fn wait_for_place(mut orders: mpsc::UnboundedReceiver<ToAgent>, done: mpsc::UnboundedSender<Instant>) {
     while let Some(line) = orders.recv().await {
-        if let ToAgent::Order { order: Order::Start { .. }, .. } = line {
+        if let ToAgent::Order { order: Order::Crew(_, CrewOrder::Start(_)), .. } = line {
             let _ = done.send(Instant::now());
         }
     }

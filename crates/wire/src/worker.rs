@@ -3,114 +3,67 @@
 
 use crate::limits::{OFFERS_MAX, REDUNDANCY_MAX, SLOT_BYTES_MAX, SLOTS_MAX, SNAPSHOT_EVERY_MAX, STEP_MAX};
 use everstep_core::id::{Generation, Rank, RunId, Step};
-use everstep_core::message::{Offers, Redundancy, Tier};
+use everstep_core::message::{Offers, Redundancy, SnapshotInterval, Tier, Unreadable};
 use serde::{Deserialize, Serialize};
 
 /// A request from a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Request {
+pub struct Request {
+    /// The worker that asks.
+    pub from: WorkerId,
+    /// What it asks for.
+    pub ask: Ask,
+}
+
+/// A worker, as it introduces itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerId {
+    /// Its generation.
+    pub generation: Generation,
+    /// Global rank.
+    pub rank: Rank,
+    /// Rank on the node.
+    pub local_rank: u32,
+}
+
+/// What a worker asks for, or reports.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ask {
     /// Reserve pre-faulted slots in the arena.
     Reserve {
-        /// Generation of the worker.
-        generation: Generation,
-        /// Rank on the node.
-        local_rank: u32,
         /// Bytes per slot, superblock included.
         slot_bytes: u64,
         /// Number of slots.
         slots: u32,
     },
-    /// Decide which step all ranks restore.
-    Restore {
-        /// Generation of the worker.
-        generation: Generation,
-        /// Global rank.
-        rank: Rank,
-        /// Shards that this rank could restore.
-        offers: Offers,
-    },
+    /// Decide which step all ranks restore. These are the shards that this rank could restore.
+    Restore(Offers),
     /// Repair damaged chunks of a slot from a copy.
     Heal {
-        /// Generation of the worker.
-        generation: Generation,
-        /// Global rank.
-        rank: Rank,
         /// File of the slot.
         path: String,
         /// Indices of the damaged chunks.
         chunks: Vec<usize>,
     },
     /// Report that the step to restore could not be read.
-    RestoreFailed {
-        /// Generation of the worker.
-        generation: Generation,
-        /// Global rank.
-        rank: Rank,
-        /// The step.
-        step: Step,
-        /// The tier it was to be read from.
-        tier: Tier,
-    },
+    RestoreFailed(Unreadable),
     /// Announce that this worker seals steps in memory, and that other nodes should keep copies.
     Replicas {
-        /// Generation of the worker.
-        generation: Generation,
-        /// Rank on the node.
-        local_rank: u32,
         /// What the slots' labels are derived from: the directory's identity and the kind of state.
         run: String,
         /// The redundancy to maintain.
         wish: Redundancy,
     },
-    /// Wait until a step is on durable storage.
-    AwaitDurable {
-        /// Generation of the worker.
-        generation: Generation,
-        /// The step.
-        step: Step,
-    },
+    /// Wait until this step is on durable storage.
+    AwaitDurable(Step),
     /// Set where and how this rank's sealed slots are persisted.
-    Persist {
-        /// Generation of the worker.
-        generation: Generation,
-        /// Rank on the node.
-        local_rank: u32,
-        /// Global rank.
-        rank: Rank,
-        /// The user's checkpoint directory.
-        directory: String,
-        /// Identity of the directory.
-        run: RunId,
-        /// Number of newest published checkpoints to keep.
-        keep: u32,
-        /// Also keep the first checkpoint of every such span, in seconds; 0 for none.
-        keep_every: u64,
-        /// Also keep the checkpoints of epoch boundaries.
-        keep_epochs: bool,
-        /// Most bytes per second; 0 for no limit.
-        bandwidth: u64,
-        /// Use exactly the names that the user gave, without a branch.
-        #[serde(default)]
-        exactly: bool,
-    },
+    Persist(Persist),
     /// Report that a durable checkpoint is due.
-    PersistDue {
-        /// Generation of the worker.
-        generation: Generation,
-    },
+    PersistDue,
     /// Change the snapshot interval, because the cost of snapshots has changed.
-    SnapshotEvery {
-        /// Generation of the worker.
-        generation: Generation,
-        /// Steps from one snapshot to the next.
-        every: u64,
-    },
+    SnapshotEvery(SnapshotInterval),
     /// Report an exception that left the training function.
     Error {
-        /// Generation of the worker.
-        generation: Generation,
-        /// Rank on the node.
-        local_rank: u32,
         /// Type and text of the exception, on one line.
         message: String,
         /// The traceback, if the exception is uncaught and the process will end.
@@ -119,53 +72,61 @@ pub enum Request {
     },
 }
 
-impl Request {
-    /// Returns the generation of the worker that asks.
-    #[must_use]
-    pub fn generation(&self) -> Generation {
-        match self {
-            Request::Reserve { generation, .. }
-            | Request::Restore { generation, .. }
-            | Request::AwaitDurable { generation, .. }
-            | Request::Persist { generation, .. }
-            | Request::PersistDue { generation }
-            | Request::SnapshotEvery { generation, .. }
-            | Request::Heal { generation, .. }
-            | Request::RestoreFailed { generation, .. }
-            | Request::Replicas { generation, .. }
-            | Request::Error { generation, .. } => *generation,
-        }
-    }
+/// A number in a request that is over its limit.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} {value} is over the limit of {most}")]
+pub struct OverLimit {
+    what: &'static str,
+    value: u64,
+    most: u64,
+}
 
+/// Where and how a rank's sealed slots are persisted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Persist {
+    /// The user's checkpoint directory.
+    pub directory: String,
+    /// Identity of the directory.
+    pub run: RunId,
+    /// Number of newest published checkpoints to keep.
+    pub keep: u32,
+    /// Also keep the first checkpoint of every such span, in seconds; 0 for none.
+    pub keep_every: u64,
+    /// Also keep the checkpoints of epoch boundaries.
+    pub keep_epochs: bool,
+    /// Most bytes per second; 0 for no limit.
+    pub bandwidth: u64,
+    /// Use exactly the names that the user gave, without a branch.
+    #[serde(default)]
+    pub exactly: bool,
+}
+
+impl Ask {
     /// Checks that every number is within its limit, before the request is carried out.
     ///
     /// # Errors
-    /// A message that names the number and its limit.
-    pub fn check(&self) -> Result<(), String> {
-        let within = |what: &str, value: u64, most: u64| {
-            if value <= most { Ok(()) } else { Err(format!("{what} {value} is over the limit of {most}")) }
+    /// [`OverLimit`].
+    pub fn check(&self) -> Result<(), OverLimit> {
+        let within = |what: &'static str, value: u64, most: u64| {
+            if value <= most { Ok(()) } else { Err(OverLimit { what, value, most }) }
         };
         match self {
-            Request::Reserve { slot_bytes, slots, .. } => {
+            Ask::Reserve { slot_bytes, slots } => {
                 within("the number of slots", u64::from(*slots), u64::from(SLOTS_MAX))?;
                 within("a slot's length", *slot_bytes, SLOT_BYTES_MAX)
             }
-            Request::Restore { offers, .. } => {
+            Ask::Restore(offers) => {
                 within("the number of offers", offers.held.len() as u64, OFFERS_MAX as u64)?;
                 let steps = offers.held.iter().map(|o| o.step).chain(offers.wanted);
                 steps.into_iter().try_for_each(|step| within("step", step.0, STEP_MAX))
             }
-            Request::Replicas { wish, .. } => {
+            Ask::Replicas { wish, .. } => {
                 within("the number of copies", u64::from(wish.replicas), u64::from(REDUNDANCY_MAX))?;
                 within("the number of shards", u64::from(wish.data), u64::from(REDUNDANCY_MAX))
             }
-            Request::RestoreFailed { step, .. } | Request::AwaitDurable { step, .. } => {
-                within("step", step.0, STEP_MAX)
-            }
-            Request::SnapshotEvery { every, .. } => within("the number of steps", *every, SNAPSHOT_EVERY_MAX),
-            Request::Heal { .. } | Request::Persist { .. } | Request::PersistDue { .. } | Request::Error { .. } => {
-                Ok(())
-            }
+            Ask::RestoreFailed(Unreadable { step, .. }) | Ask::AwaitDurable(step) => within("step", step.0, STEP_MAX),
+            Ask::SnapshotEvery(every) => within("the number of steps", every.0, SNAPSHOT_EVERY_MAX),
+            Ask::Heal { .. } | Ask::Persist(_) | Ask::PersistDue | Ask::Error { .. } => Ok(()),
         }
     }
 }

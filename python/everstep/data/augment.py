@@ -1,4 +1,5 @@
-"""Random augmentation that depends on (seed, epoch, sample) only: not on the worker, the rank or a restart."""
+"""Random augmentation that depends on (seed, epoch, sample) only: not on the worker, the rank or a
+restart."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ from torch.utils.data import Dataset
 
 
 class SampleId(int):
-    """An index that knows its epoch and seed. Everywhere else it is an int."""
+    """An index with its epoch and seed. Everywhere else it is an int."""
 
     epoch: int
     seed: int
 
     @classmethod
     def of(cls, index: int, epoch: int, seed: int) -> SampleId:
-        """The index, tagged."""
+        """Returns the index, tagged."""
         self = cls(index)
         self.epoch, self.seed = epoch, seed
         return self
@@ -28,14 +29,14 @@ class SampleId(int):
         return SampleId.of, (int(self), self.epoch, self.seed)
 
     def random_seed(self) -> int:
-        """A 64-bit seed for this use of the sample."""
+        """Returns a 64-bit seed for this use of the sample."""
         text = f"{self.seed}/{self.epoch}/{int(self)}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
 class Reproducible(Dataset[Any]):
-    """Wraps a dataset: while a sample is made, the generators of Python, numpy and torch are seeded by
-    (seed, epoch, sample), and then put back.
+    """Wraps a dataset: while a sample is made, the generators of Python, numpy and torch are seeded
+    by (seed, epoch, sample), and restored afterwards.
 
     Args:
         dataset: map-style.

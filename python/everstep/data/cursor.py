@@ -1,4 +1,5 @@
-"""One position in an endless sequence of epochs, and the proof that each was used exactly once."""
+"""A position in an endless sequence of epochs, and the proof that each sample was used exactly
+once."""
 
 from __future__ import annotations
 
@@ -19,16 +20,17 @@ def _pair(text: str) -> tuple[int, int]:
 
 
 def epoch_hash(samples: int, *, seed: int, epoch: int) -> str:
-    """What the hash of ``epoch`` must be when each of ``samples`` was used exactly once (32 hex digits)."""
+    """Returns the hash of ``epoch`` when each of ``samples`` was used exactly once (32 hex
+    digits)."""
     return _hex(Order(samples, seed, epoch, True).hash_of_all())
 
 
 class Cursor:
-    """Samples committed so far, counted through all epochs.
+    """The number of samples committed so far, counted through all epochs.
 
     Args:
         samples: in one epoch; at least 1.
-        fingerprint: what tells this dataset from another of the same length.
+        fingerprint: distinguishes this dataset from another of the same length.
     """
 
     def __init__(self, samples: int, *, seed: int, shuffle: bool, fingerprint: str) -> None:
@@ -42,18 +44,18 @@ class Cursor:
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next sample is of."""
+        """The epoch of the next sample."""
         return self.at // self.samples
 
     def order(self, epoch: int) -> Order:
-        """The order of an epoch; the latest two are kept."""
+        """Returns the order of an epoch; the latest two are cached."""
         if epoch not in self._orders:
             self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) <= 1}
             self._orders[epoch] = Order(self.samples, self.seed, epoch, self.shuffle)
         return self._orders[epoch]
 
     def advance(self, to: int) -> None:
-        """All samples before ``to`` are committed."""
+        """Commits all samples before ``to``."""
         while self.at < to:
             epoch, first = divmod(self.at, self.samples)
             last = min(self.samples, first + to - self.at)
@@ -66,13 +68,14 @@ class Cursor:
                 self.hash = (0, 0)
 
     def jump(self, to: int) -> None:
-        """Goes on at ``to``; what lies between is not used, and the hash of that epoch will not close."""
+        """Continues at ``to``; the samples in between are not used, and the hash of that epoch will
+        not match."""
         if to != self.at:
             self.at = to
             self.hash = (0, 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers and strings, the same on all ranks."""
+        """Returns plain numbers and strings, the same on all ranks."""
         return {
             "version": 1, "seed": self.seed, "shuffle": self.shuffle, "samples": self.samples, "fingerprint": self.fingerprint,
             "epoch": self.epoch, "consumed": self.at % self.samples, "hash": _hex(self.hash),
@@ -80,7 +83,7 @@ class Cursor:
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a saved position.
+        """Continues from a saved position.
 
         Raises:
             CheckpointError: the state is of another dataset, seed or order.

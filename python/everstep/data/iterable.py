@@ -1,4 +1,5 @@
-"""Streams: samples that come in an order of their own, shared by any number of ranks, each used once."""
+"""Streams: samples that come in an order of their own, shared by any number of ranks, each used
+once."""
 
 from __future__ import annotations
 
@@ -9,14 +10,14 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from ..worker import world
+from ..world import world
 from .cursor import Cursor
 
 Source = Callable[[int, int], Iterable[Any]]
 
 
 class _Part(IterableDataset[Any]):
-    """What one rank draws in one pass; inside a loader's workers, every k-th batch of that."""
+    """What one rank draws in one pass; inside a loader's workers, every k-th batch of it."""
 
     def __init__(
         self, source: Source, start: int, rounds: int, samples: int, ranks: int, rank: int, batch: int
@@ -47,18 +48,21 @@ class _Part(IterableDataset[Any]):
 
 
 class ElasticIterable:
-    """Batches from a stream; iterate it as a loader, one pass per epoch.
+    """Batches from a stream; iterate over it as over a loader, one pass per epoch.
 
-    All ranks read the stream and keep their share: sample ``p`` of a round of W belongs to rank ``p mod W``.
-    Passes follow each other without a gap: what the last whole round leaves over comes first in the next one.
+    All ranks read the stream and keep their share: sample ``p`` of a round of W belongs to rank ``p
+    mod W``. Passes follow each other without a gap: what the last whole round leaves comes first in
+    the next one.
 
     Args:
-        source: ``source(epoch, first)`` yields the samples of ``epoch`` from position ``first`` on, in the
-            same order every time; or an ``IterableDataset`` (its beginning is skipped by reading).
+        source: ``source(epoch, first)`` yields the samples of ``epoch`` from position ``first`` on,
+            in the same order every time; or an ``IterableDataset`` (its beginning is skipped by
+            reading).
         samples: in one epoch of the stream.
         batch_size: samples per batch and rank.
-        fingerprint: what tells this stream from another of the same length.
-        **options: for ``torch.utils.data.DataLoader`` (``num_workers``, ``prefetch_factor``, ``collate_fn``, …).
+        fingerprint: distinguishes this stream from another of the same length.
+        **options: for ``torch.utils.data.DataLoader`` (``num_workers``, ``prefetch_factor``,
+            ``collate_fn``, …).
     """
 
     def __init__(
@@ -84,7 +88,7 @@ class ElasticIterable:
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next committed sample is of."""
+        """The epoch of the next committed sample."""
         self._commit()
         return self._cursor.epoch
 
@@ -113,12 +117,16 @@ class ElasticIterable:
         self._cursor.advance(max(self._start + self._handed * self._ranks, self._cursor.at))
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the batches handed out so far: the same on all ranks."""
+        """Returns the position after the batches handed out so far: the same on all ranks."""
         self._commit()
         return self._cursor.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from there with this world's ranks; raises when the state is of another stream."""
+        """Continues from there with this world's ranks.
+
+        Raises:
+            CheckpointError: the state is of another stream.
+        """
         self._cursor.load_state_dict(state_dict)
         self._start, self._handed = self._cursor.at, 0
 

@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..plan import BatchPlan
-from ..worker import world
+from ..world import world
 from .augment import SampleId
 from .cursor import Cursor
 
@@ -23,20 +23,20 @@ CHUNK = 4096
 class ElasticDistributedSampler(Sampler[int]):
     """Every sample of an epoch exactly once, whatever the number of ranks was on the way.
 
-    Use it where ``DistributedSampler`` stood, give it to :class:`everstep.CheckpointManager`
-    (``data=sampler``), and loop ``for epoch in range(n): sampler.set_epoch(epoch); for batch in loader``:
-    epochs that are finished yield nothing, the one in progress goes on. Step ``k`` of a world of W ranks with
-    B samples each takes the next W·B positions; the end of an epoch is neither padded nor dropped, what is
-    over flows into the next one.
+    Use it in place of ``DistributedSampler``, give it to :class:`everstep.CheckpointManager`
+    (``data=sampler``), and loop ``for epoch in range(n): sampler.set_epoch(epoch); for batch in
+    loader``: finished epochs yield nothing, the one in progress continues. Step ``k`` of a world of
+    W ranks with B samples each takes the next W·B positions; the end of an epoch is neither padded
+    nor dropped, the remainder flows into the next one.
 
     Args:
         dataset: anything with a length.
         shuffle: False keeps the dataset's order.
         seed: the same on all ranks.
-        drop_last: a last round that not every rank can take part in is left to the next epoch; else it is
-            filled up from there.
+        drop_last: a last round that not every rank can take part in is left to the next epoch; else
+            it is filled up from there.
         num_replicas, rank: default to this worker's world.
-        fingerprint: what tells this dataset from another of the same length, if anything does.
+        fingerprint: distinguishes this dataset from another of the same length.
     """
 
     def __init__(
@@ -68,16 +68,17 @@ class ElasticDistributedSampler(Sampler[int]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next committed sample is of."""
+        """The epoch of the next committed sample."""
         self._commit()
         return self._cursor.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch that the next loop over the loader is for. One that is finished will yield nothing."""
+        """Sets the epoch of the next loop over the loader. A finished epoch will yield nothing."""
         self._commit()
         self._pass = None
         behind = epoch * self._cursor.samples - self._cursor.at
-        # A remainder that one round takes flows on; more means that the loop was left early.
+        # A remainder of up to one round flows into the next epoch; more means that the loop was
+        # left early.
         if behind > self.num_replicas * self._batch:
             self._cursor.jump(epoch * self._cursor.samples)
         self._loop_epoch = epoch
@@ -85,12 +86,12 @@ class ElasticDistributedSampler(Sampler[int]):
     _batch = 1
 
     def _end(self) -> int:
-        """Where the loop's epoch ends, counted through all epochs."""
+        """Returns where the loop's epoch ends, counted through all epochs."""
         epoch = self._cursor.epoch if self._loop_epoch is None else self._loop_epoch
         return (epoch + 1) * self._cursor.samples
 
     def __len__(self) -> int:
-        """Samples that this rank will yield in the next loop."""
+        """Returns the number of samples that this rank will yield in the next loop."""
         self._commit()
         left = max(self._end() - self._cursor.at, 0)
         return left // self.num_replicas if self.drop_last else -(-left // self.num_replicas)
@@ -116,7 +117,7 @@ class ElasticDistributedSampler(Sampler[int]):
                 yield sample
 
     def _samples(self, at: int, count: int, stride: int) -> Iterator[int]:
-        """Samples at global positions, across the ends of epochs."""
+        """Yields samples at global positions, across the ends of epochs."""
         n = self._cursor.samples
         while count > 0:
             epoch, first = divmod(at, n)
@@ -131,7 +132,7 @@ class ElasticDistributedSampler(Sampler[int]):
     _plan: BatchPlan | None = None
 
     def follow(self, plan: BatchPlan) -> None:
-        """From the next loop on, yield this rank's part of each global batch, without an end."""
+        """Yields this rank's part of each global batch from the next loop on, endlessly."""
         self._commit()
         self._plan = plan
 
@@ -142,29 +143,31 @@ class ElasticDistributedSampler(Sampler[int]):
             at += plan.global_batch_size
 
     def advance(self, samples: int) -> None:
-        """A step has used the next ``samples`` of all ranks together."""
+        """Records that a step has used the next ``samples`` of all ranks together."""
         self._cursor.advance(self._cursor.at + samples)
 
     # -- state ----------------------------------------------------------------------------------------
 
     def _commit(self) -> None:
-        """Batches that the loop has been given count as used; those that were only fetched do not."""
+        """Counts batches that the loop has been given as used; those that were only fetched do not
+        count."""
         if self._pass is not None:
             self._cursor.advance(self._pass.position())
 
     @property
     def finished(self) -> dict[int, str]:
-        """Hash of each finished epoch; equals :func:`epoch_hash` when every sample was used exactly once."""
+        """Hash of each finished epoch; equals :func:`epoch_hash` when every sample was used exactly
+        once."""
         self._commit()
         return dict(self._cursor.finished)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the batches handed out so far: the same on all ranks."""
+        """Returns the position after the batches handed out so far: the same on all ranks."""
         self._commit()
         return self._cursor.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from there with this world's ranks.
+        """Continues from there with this world's ranks.
 
         Raises:
             CheckpointError: the state is of another dataset, seed or order.
@@ -184,7 +187,8 @@ def _cannot_count(kind: str) -> None:
 
 
 def _batch_of(index: Any, sampler: Sampler[int]) -> int:
-    """Samples that a data loader hands out at a time which has no batch sampler of torch's."""
+    """Returns the samples that a data loader without a batch sampler of torch's hands out at a
+    time."""
     if index is sampler:
         return 1
     _cannot_count(type(index).__name__)
@@ -202,8 +206,9 @@ class _Pass:
         self._loader: weakref.ref[Any] | None = None
 
     def find_loader(self, frame: Any, sampler: Sampler[int]) -> None:
-        """Who iterates? A data loader draws ahead and counts the batches that it has really handed out
-        (``_num_yielded`` of torch's and torchdata's loader iterators); nobody else can know."""
+        """Finds the data loader that iterates: it draws ahead and counts the batches that it has
+        really handed out (``_num_yielded`` of torch's and torchdata's loader iterators), which is
+        not known elsewhere."""
         for _ in range(12):
             if frame is None:
                 return
@@ -222,10 +227,10 @@ class _Pass:
             frame = frame.f_back
 
     def position(self) -> int:
-        """Global samples committed."""
+        """Returns the number of global samples committed."""
         loader = self._loader() if self._loader is not None else None
         if loader is not None:
-            # A loader's iterator that is being made has handed out nothing.
+            # A loader's iterator that is being created has handed out nothing.
             self.handed = min(getattr(loader, "_num_yielded", 0) * self.batch, self.length)
         elif self._loader is None:
             self.handed = self.drawn

@@ -1,4 +1,4 @@
-"""Checkpoints of ``torch.distributed.checkpoint``'s own, read without running anything of them."""
+"""Reads checkpoints of ``torch.distributed.checkpoint``'s own without running anything of them."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ def open_regular(path: Path, *, follow: bool = False) -> BinaryIO:
 
 
 def safe_load(data: BinaryIO, what: str) -> Any:
-    """What ``torch.save`` wrote, tensors and plain values only.
+    """Loads what ``torch.save`` wrote, tensors and plain values only.
 
     Raises:
-        CheckpointError: when it holds anything else.
-        DamagedError: when it is none.
+        CheckpointError: when it contains anything else.
+        DamagedError: when it is not such a file.
     """
     with reading(what):
         try:
             return torch.load(data, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as e:
-            # torch's text recommends to load it unsafely; what it names is enough.
+            # torch's text recommends loading it unsafely; only the name in it is shown.
             named = re.search(r"GLOBAL ([\w.]+)", str(e))
             raise refused(f"{what} holds {named[1] if named else 'more than tensors and plain values'}") from e
         except (zipfile.BadZipFile, OSError) as e:
@@ -66,7 +66,7 @@ def safe_load(data: BinaryIO, what: str) -> Any:
 
 @dataclass(frozen=True)
 class _Place:
-    """Bytes of one item."""
+    """The bytes of one item."""
 
     file: str
     offset: int
@@ -87,10 +87,10 @@ class _Whole:
 
 
 def load(directory: Path) -> dict[str, Any]:
-    """The state dict, nested as it was saved.
+    """Returns the state dict, nested as it was saved.
 
     Raises:
-        CheckpointError: when it cannot be read, or holds what only a pickle could bring back.
+        CheckpointError: when it cannot be read, or contains what only a pickle could restore.
     """
     with open_regular(directory / ".metadata") as file:
         data = file.read(METADATA_BYTES_MAX + 1)
@@ -115,7 +115,7 @@ def load(directory: Path) -> dict[str, Any]:
 
 
 def _fields(made: Any, kind: str) -> dict[str, Any]:
-    """The attributes of an object of DCP's."""
+    """Returns the attributes of an object of DCP."""
     if not isinstance(made, Made) or made.name != kind or not made.called:
         raise ValueError(f"{kind} is missing")
     state = made.state
@@ -140,7 +140,7 @@ def _size(value: Any) -> tuple[int, ...]:
         or len(value) > 64
         or not all(type(n) is int and 0 <= n < 1 << 62 for n in value)
     ):
-        raise ValueError("a shape that is none")
+        raise ValueError("an invalid shape")
     return tuple(value)
 
 
@@ -155,7 +155,7 @@ def _metadata(
 ) -> tuple[
     dict[str, _Whole | None], dict[str, tuple[str | int, ...]], dict[tuple[str, tuple[int, ...] | None], _Place]
 ]:
-    """Entries by name (``None``: no tensor), their paths, and where their bytes are."""
+    """Returns entries by name (``None``: not a tensor), their paths, and where their bytes are."""
     fields = _fields(made, _META + "Metadata")
     entries: dict[str, _Whole | None] = {}
     for name, entry in _pairs(fields["state_dict_metadata"]):
@@ -208,7 +208,7 @@ def _whole(fields: dict[str, Any]) -> _Whole:
         raise ValueError("properties of a tensor are missing")
     named = properties.state[0]
     if not isinstance(named, Made) or named.called or named.name not in _DTYPES:
-        raise ValueError("a dtype that is none")
+        raise ValueError("an invalid dtype")
     chunks = []
     for chunk in _as(fields["chunks"], list):
         found = _fields(chunk, _META + "ChunkStorageMetadata")
@@ -217,7 +217,7 @@ def _whole(fields: dict[str, Any]) -> _Whole:
 
 
 def _check(name: str, whole: _Whole) -> None:
-    """Its chunks are all of it, and none lies over another."""
+    """Checks that the chunks of a tensor cover it without overlap."""
     for chunk in whole.chunks:
         if (
             len(chunk.offsets) != len(whole.size)
@@ -230,13 +230,14 @@ def _check(name: str, whole: _Whole) -> None:
 
 
 def cover(size: tuple[int, ...], parts: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
-    """The parts (offsets, sizes), which lie within ``size``, are all of it, and no element is in two."""
+    """Returns whether the parts (offsets, sizes), which are within ``size``, cover it without
+    overlap."""
     parts = [p for p in parts if 0 not in p[1]]
     if sum(math.prod(sizes) for _, sizes in parts) != math.prod(size):
         return False
     if len(parts) < 2:
         return True
-    # Along the dimension that has the most of them, only neighbours can overlap.
+    # Along the dimension with the most offsets, only neighbours can overlap.
     d = max(range(len(size)), key=lambda d: len({offsets[d] for offsets, _ in parts}))
     parts.sort(key=lambda p: p[0][d])
     for n, (offsets, sizes) in enumerate(parts):
@@ -249,7 +250,7 @@ def cover(size: tuple[int, ...], parts: list[tuple[tuple[int, ...], tuple[int, .
 
 
 def _piece(directory: Path, place: _Place) -> BinaryIO:
-    """The bytes of one item."""
+    """Opens the bytes of one item."""
     with open_regular(directory / place.file) as file:
         if place.offset + place.length > os.fstat(file.fileno()).st_size:
             raise ValueError(f"{place.file} is shorter than its metadata says")
@@ -264,7 +265,7 @@ def _tensor(directory: Path, name: str, whole: _Whole, places: dict[Any, _Place]
         if not isinstance(piece, Tensor) or tuple(piece.shape) != chunk.sizes or piece.dtype != whole.dtype:
             raise ValueError(f"a part of {name} has another type or shape than its metadata says")
         pieces.append((chunk, piece))
-    # Room only for what is there.
+    # Memory is allocated only for what can be read.
     tensor = torch.empty(whole.size, dtype=whole.dtype)
     for chunk, piece in pieces:
         tensor[tuple(slice(o, o + n) for o, n in zip(chunk.offsets, chunk.sizes, strict=True))] = piece
@@ -287,7 +288,7 @@ class _Level(dict[Any, Any]):
 
 
 def _lists(value: Any) -> Any:
-    """Levels with numbers are lists, as DCP's own loader makes them."""
+    """Converts levels with numbers to lists, as DCP's own loader does."""
     if not isinstance(value, _Level) and type(value) is not dict:
         return value
     if isinstance(value, _Level) and value and all(type(k) is int for k in value):

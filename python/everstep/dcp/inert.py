@@ -1,7 +1,9 @@
-"""The pickle that ``torch.distributed.checkpoint`` writes as ``.metadata``, read without running any of it.
+"""Reads the pickle that ``torch.distributed.checkpoint`` writes as ``.metadata`` without running
+any of it.
 
-A pickle is a program: names of functions, and calls of them. Here nothing is looked up and nothing is called: a name stays a
-:class:`Made` with its arguments, and whoever reads it accepts the few names that DCP writes.
+A pickle is a program: names of functions, and calls of them. Here, nothing is looked up and nothing
+is called: a name stays a :class:`Made` with its arguments, and the reader accepts the few names
+that DCP writes.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ _VALUES = {
 }  # fmt: skip
 _MARK = object()
 
-#: What DCP's metadata is made of, in all versions of torch since 2.0.
+#: The names in DCP's metadata, in all versions of torch since 2.0.
 ALLOWED = {
     "torch.distributed.checkpoint.metadata.Metadata",
     "torch.distributed.checkpoint.metadata.TensorStorageMetadata",
@@ -52,25 +54,25 @@ class Made:
 
 @dataclass(eq=False)
 class Pairs:
-    """A dict: keys may be anything, so it is not made one before they are looked at."""
+    """A dict that is not built yet, because its keys may be anything."""
 
     items: list[tuple[Any, Any]] = field(default_factory=list)
 
 
 def refused(what: str) -> CheckpointError:
-    """What is not read here, and how it can be all the same."""
+    """Returns the error for what is not read here, with an alternative."""
     return CheckpointError(
-        f"{what}; everstep does not unpickle it, because that could run anything. If you trust whoever wrote it, load it with "
-        "torch.distributed.checkpoint in a program of your own, and save tensors, numbers, strings and containers of them anew"
+        f"{what}; everstep does not unpickle it, because that could run anything. If you trust its author, load it with "
+        "torch.distributed.checkpoint in a program of your own, and save only tensors, numbers, strings and containers of them"
     )
 
 
 def loads(data: bytes) -> Any:
-    """What the pickle says.
+    """Returns the contents of the pickle.
 
     Raises:
         CheckpointError: for operations and names that DCP's metadata does not have.
-        ValueError: and others of :mod:`pickletools`, when it is no pickle.
+        ValueError: and others of :mod:`pickletools`, when it is not a pickle.
     """
     stack: list[Any] = []
     memo: dict[int, Any] = {}
@@ -154,7 +156,7 @@ def _a(kind: type, value: Any) -> Any:
 
 def _name(module: str, name: str) -> Made:
     full = f"{module}.{name}"
-    # A dtype is a name of torch's; which one it is is looked at by whoever takes it for one.
+    # A dtype is a name of torch's; the code that expects a dtype checks which one it is.
     if full in ALLOWED or (module == "torch" and name.isidentifier()):
         return Made(full)
     raise refused(f"the metadata names {full[:200]}, which torch.distributed.checkpoint does not write")

@@ -1,4 +1,4 @@
-"""What DCP saves, as tensors of a shard, with where they belong: the global tensors that they are parts of."""
+"""What DCP saves, as tensors of a shard, with their places in global tensors."""
 
 from __future__ import annotations
 
@@ -7,28 +7,30 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._internal import CheckpointError, Shard
+from .._internal import CheckpointError, Entry, Shard
 from ..blob_format import BLOB
 from ..damage import reading
 from ..state import DTYPES, Item
+from ..tensors import storable
 from .foreign import cover
 
-#: The tensor of a shard that says where its tensors belong.
+#: The tensor of a shard that contains where its tensors belong.
 TABLE = BLOB + "dcp"
 _OBJECT = TABLE + "/"
 VERSION = 1
-#: Tensors have no more.
+#: Limit on the dimensions of a tensor.
 DIMENSIONS_MAX = 64
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A block of a tensor, or with ``tensor=None`` an object that is none (as DCP pickles it)."""
+    """A block of a tensor, or with ``tensor=None`` another object (as DCP pickles it)."""
 
     fqn: str
     tensor: Tensor | None
@@ -39,7 +41,7 @@ class Piece:
 
     @property
     def name(self) -> str:
-        """Unique among all ranks' pieces."""
+        """The name, unique among all ranks' pieces."""
         if self.tensor is None:
             return _OBJECT + self.fqn
         whole = tuple(self.tensor.shape) == self.shape
@@ -47,19 +49,19 @@ class Piece:
 
     @property
     def bytes(self) -> int:
-        """Length."""
+        """The length in bytes."""
         return len(self.pickled) if self.tensor is None else self.tensor.numel() * self.tensor.element_size()
 
 
 def pickled(value: Any) -> bytes:
-    """As DCP stores what is no tensor. Only DCP's planner ever reads it back."""
+    """Pickles an object that is not a tensor, as DCP does. Only DCP's planner ever reads it."""
     out = io.BytesIO()
     torch.save(value, out)
     return out.getvalue()
 
 
 def of_object(fqn: str, value: Any) -> list[Piece]:
-    """This rank's pieces of one value of a flattened state dict."""
+    """Returns this rank's pieces of one value of a flattened state dict."""
     local = getattr(value, "_local_tensor", None)
     if local is not None and hasattr(value, "device_mesh"):
         return _of_dtensor(fqn, value, local)
@@ -76,7 +78,7 @@ def _of_dtensor(fqn: str, value: Any, local: Tensor) -> list[Piece]:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     at = value.device_mesh.get_coordinate()
-    # Of equal copies the first is saved.
+    # Of equal copies, the first is saved.
     if at is None or any(
         c and not isinstance(p, Sharded) and not hasattr(p, "split_factor")
         for c, p in zip(at, value.placements, strict=True)
@@ -85,23 +87,29 @@ def _of_dtensor(fqn: str, value: Any, local: Tensor) -> list[Piece]:
     shape, offsets = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
     part = local.detach()
     if tuple(part.shape) != tuple(shape):
-        raise CheckpointError(f"{fqn}: the local part has shape {tuple(part.shape)}, its placements say {tuple(shape)}")
+        raise CheckpointError(
+            f"{fqn}: the local part has shape {tuple(part.shape)}, but {tuple(shape)} by its placements"
+        )
     return [Piece(fqn, part, tuple(value.shape), tuple(offsets))] if part.numel() or not value.numel() else []
 
 
 def items(pieces: Iterable[Piece], mappings: Mapping[str, Any]) -> list[Item]:
-    """The pieces and their table as what a snapshot takes."""
+    """Returns the pieces and their table as items of a snapshot.
+
+    Raises:
+        CheckpointError: naming a tensor that cannot be saved exactly.
+    """
     found, rows, objects = [], [], []
     for piece in pieces:
         if piece.tensor is None:
             found.append(Item(piece.name, torch.frombuffer(bytearray(piece.pickled), dtype=torch.uint8), True))
             objects.append(piece.fqn)
             continue
-        tensor = piece.tensor
+        tensor = storable(piece.tensor, partial(str, piece.fqn))
         dtype = str(tensor.dtype).removeprefix("torch.")
         sizes = list(tensor.shape)
         if tensor.dtype not in DTYPES:
-            # Whatever safetensors has no name for is stored as its bytes.
+            # A dtype without a name in safetensors is stored as bytes.
             tensor = tensor.contiguous().view(-1).view(torch.uint8)
         found.append(Item(piece.name, tensor, False))
         rows.append([piece.name, piece.fqn, dtype, list(piece.shape), list(piece.offsets), sizes])
@@ -114,7 +122,7 @@ def items(pieces: Iterable[Piece], mappings: Mapping[str, Any]) -> list[Item]:
 
 @dataclass(frozen=True)
 class Stored:
-    """A block as a shard has it."""
+    """A block in a shard."""
 
     shard: int
     name: str
@@ -127,7 +135,7 @@ class Stored:
 
 @dataclass
 class Table:
-    """Everything that a checkpoint has."""
+    """The contents of a checkpoint."""
 
     blocks: list[Stored]
     #: Shard and name of each object, by fully qualified name.
@@ -137,7 +145,7 @@ class Table:
 
 
 def read_table(directory: str, shards: list[Shard]) -> Table:
-    """The tables of all shards, verified.
+    """Reads and verifies the tables of all shards.
 
     Raises:
         CheckpointError: when a shard was not made by DCP.
@@ -147,7 +155,7 @@ def read_table(directory: str, shards: list[Shard]) -> Table:
         try:
             data = shard.bytes(TABLE)
         except CheckpointError as e:
-            if not any(entry[0] == TABLE for entry in shard.entries()):
+            if not any(entry.name == TABLE for entry in shard.entries()):
                 raise CheckpointError(
                     f"{directory} was not saved through DCP: read it with everstep.CheckpointManager"
                 ) from e
@@ -159,12 +167,12 @@ def read_table(directory: str, shards: list[Shard]) -> Table:
                 raise CheckpointError(
                     f"{directory} has tables of version {said['version']}, this everstep reads {VERSION}; install the one that wrote it"
                 )
-            entries = {entry[0]: entry for entry in shard.entries()}
+            entries = {entry.name: entry for entry in shard.entries()}
             for row in said["pieces"]:
                 table.blocks.append(_stored(number, row, entries))
             for fqn in said["objects"]:
-                if entries[_OBJECT + fqn][1] != "U8":
-                    raise ValueError(f"{fqn} is no object")
+                if entries[_OBJECT + fqn].dtype != "U8":
+                    raise ValueError(f"{fqn} is not an object")
                 table.objects.setdefault(fqn, (number, _OBJECT + fqn))
             table.mappings.update({fqn: _path(path) for fqn, path in said["mappings"].items()})
     with reading(f"the tables of {directory}"):
@@ -180,20 +188,20 @@ def _path(path: Any) -> tuple[str | int, ...]:
 
 def _numbers(row: Any) -> tuple[int, ...]:
     if len(row) > DIMENSIONS_MAX or not all(type(n) is int and 0 <= n < 1 << 62 for n in row):
-        raise ValueError("a shape that is none")
+        raise ValueError("an invalid shape")
     return tuple(row)
 
 
-def _stored(number: int, row: Any, entries: Mapping[str, Any]) -> Stored:
-    """A row of a table, which must be what the shard's own index says."""
+def _stored(number: int, row: Any, entries: Mapping[str, Entry]) -> Stored:
+    """Checks a row of a table against the shard's own index."""
     name, fqn, said, *numbers = row
     shape, offsets, sizes = map(_numbers, numbers)
     dtype = getattr(torch, said)
     if not isinstance(name, str) or not isinstance(fqn, str) or not isinstance(dtype, torch.dtype):
         raise ValueError(f"{said!r} is not a dtype")
-    _, stored, stored_shape, length = entries[name]
-    same = stored == DTYPES[dtype] and tuple(stored_shape) == sizes if dtype in DTYPES else stored == "U8"
-    if not same or math.prod(sizes) * dtype.itemsize != length:
+    stored = entries[name]
+    same = stored.dtype == DTYPES[dtype] and tuple(stored.shape) == sizes if dtype in DTYPES else stored.dtype == "U8"
+    if not same or math.prod(sizes) * dtype.itemsize != stored.bytes:
         raise ValueError(f"{name} is not stored as {dtype} {sizes}")
     if not len(shape) == len(offsets) == len(sizes) or any(
         o + n > all_ for o, n, all_ in zip(offsets, sizes, shape, strict=True)
@@ -203,7 +211,7 @@ def _stored(number: int, row: Any, entries: Mapping[str, Any]) -> Stored:
 
 
 def _check(table: Table) -> None:
-    """The blocks of each tensor are all of it; of equal copies the first counts."""
+    """Checks that the blocks of each tensor cover it; of equal copies, the first counts."""
     tensors: dict[str, dict[tuple[int, ...], Stored]] = {}
     for block in table.blocks:
         blocks = tensors.setdefault(block.fqn, {})
@@ -221,6 +229,7 @@ def _check(table: Table) -> None:
     if table.mappings and (differ := sorted(values ^ table.mappings.keys())):
         raise ValueError(f"{differ[0]} has a place in the state and no value, or a value and no place")
     for fqn, path in table.mappings.items():
-        # As torch's flatten_state_dict() names it: a loader makes the names from the places again.
+        # The name that torch's flatten_state_dict() gives it: a loader derives the names from the
+        # places.
         if fqn != ".".join(map(str, path)):
             raise ValueError(f"{fqn} has the place of {'.'.join(map(str, path))!r} in the state")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 from collections import defaultdict
+from dataclasses import replace
 from os import PathLike
 from typing import Any
 
@@ -23,8 +25,12 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from .._internal import CheckpointError, DamagedError, Shard, list_checkpoints, open_shards
+from .._internal import Block, CheckpointError, DamagedError, Shard, list_checkpoints, open_shards
+from ..damage import OutOfMemory
 from ..directory import Directory
+from ..in_place import is_plain
+from ..worker import in_group
+from .agreement import CANDIDATES_MAX, Agreed, Candidates, agree, moved, require_same_values
 from .foreign import safe_load
 from .pieces import Stored, Table, pickled, read_table
 
@@ -33,13 +39,15 @@ THREADS = 4
 
 
 class Reader(dcp.StorageReader):
-    """Loads what :class:`everstep.dcp.Writer` saved, by any number of ranks in any sharding.
+    """Loads what :class:`everstep.dcp.Writer` saved, on any number of ranks in any sharding.
 
-    ``path`` is a directory of checkpoints, of which the newest complete one is read, or one of them (``out/step-500``). Only the
-    parts that are wanted are read, and every byte is verified before it is used.
+    ``path`` is a directory of checkpoints, of which the newest complete one that every rank finds
+    is read, or one of them (``out/step-500``). Only the parts that are wanted are read, and every
+    byte is verified before it is used.
 
-    Objects that are no tensors are loaded as ``torch.load(weights_only=True)`` does: nothing of a checkpoint runs. ``allow_pickle=True``
-    unpickles others, which runs whatever whoever wrote the checkpoint wanted to run.
+    Objects that are not tensors are loaded as ``torch.load(weights_only=True)`` does: nothing of a
+    checkpoint runs. ``allow_pickle=True`` unpickles others, which runs any code that the author of
+    the checkpoint put into it.
 
     Raises:
         CheckpointError: when there is none, or it is damaged.
@@ -51,24 +59,33 @@ class Reader(dcp.StorageReader):
         self._shards: list[Shard] = []
         self._blocks: dict[MetadataIndex, Stored] = {}
         self._table = Table([], {}, {})
+        self._paths: dict[str, str] = {}
+        self._candidates = Candidates([])
 
     def reset(self, checkpoint_id: str | PathLike[str] | None = None) -> None:
-        """A load begins."""
+        """Begins a load."""
         if checkpoint_id:
             self._path = Directory(checkpoint_id)
 
-    def _open(self) -> str:
-        root, wanted = self._path.located()
+    def _found(self) -> tuple[list[str], list[str]]:
+        """Returns the complete checkpoints that may be read, newest first, and what is wrong with
+        those before the first.
+
+        Raises:
+            CheckpointError: when there is none.
+        """
+        root, _, name = self._path.located()
         if not root.is_there():
             raise CheckpointError(f"there is no directory {root}")
-        wrongs = []
-        for step, path, size, wrong in list_checkpoints(root):
-            if wanted is not None and step != wanted:
-                continue
-            if wrong is None and size is not None:
-                self._shards = open_shards(path)
-                return path
-            wrongs.append(str(wrong))
+        wrongs: list[str] = []
+        paths: list[str] = []
+        for row in list_checkpoints(root) if name is None else root.named(name):
+            if row.wrong is None and row.world_size is not None:
+                paths.append(row.path)
+            elif not paths:
+                wrongs.append(str(row.wrong))
+        if paths:
+            return paths[: 1 if name is not None else CANDIDATES_MAX], wrongs
         if any(os.path.exists(f"{place}/.metadata") for place in (root, self._path)):
             raise CheckpointError(
                 f"{self._path} is a checkpoint of DCP's own: read it with FileSystemReader, or import it with everstep ckpt import"
@@ -76,9 +93,19 @@ class Reader(dcp.StorageReader):
         what = "; ".join(wrongs) or "it holds none"
         raise CheckpointError(f"no checkpoint in {self._path} can be read: {what}")
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """DCP's metadata, from the shards' own tables."""
-        path = self._open()
+    # No parameter is named kwargs: after an error, DCP would call this again, and if that
+    # succeeded, this rank would skip the collectives in which the other ranks wait for it.
+    def read_metadata(self, *args: Any, **options: Any) -> Metadata:
+        """Returns DCP's metadata, from the shards' own tables."""
+        paths, wrongs = self._found()
+        # By their names: nodes may have mounted the directory at different paths.
+        self._paths = {os.path.basename(path): path for path in paths}
+        self._candidates = Candidates([*self._paths], wrongs)
+        self._metadata = self._read_tables(paths[0])
+        return self._metadata
+
+    def _read_tables(self, path: str) -> Metadata:
+        self._shards = open_shards(path)
         self._table = table = read_table(path, self._shards)
         tensors: dict[str, TensorStorageMetadata] = {}
         self._blocks = {}
@@ -89,7 +116,7 @@ class Reader(dcp.StorageReader):
                     TensorProperties(dtype=block.dtype), torch.Size(block.shape), []
                 )
             index = MetadataIndex(block.fqn, block.offsets)
-            # Equal copies: the first is read.
+            # Of equal copies, the first is read.
             if index not in self._blocks:
                 found.chunks.append(ChunkStorageMetadata(torch.Size(block.offsets), torch.Size(block.sizes)))
                 self._blocks[index] = block
@@ -99,27 +126,58 @@ class Reader(dcp.StorageReader):
         )
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Everything was set up with the metadata."""
+        """Does nothing if the metadata was read."""
         if not self._shards:
             self.read_metadata()
 
+    def _is_named(self) -> bool:
+        return self._path.located()[1] is not None
+
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """As DCP plans."""
-        return plan
+        """Adds the checkpoints that this rank found to DCP's plan."""
+        return plan if self._is_named() else replace(plan, storage_data=self._candidates)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """As DCP plans."""
-        return plans
+        """Adds the checkpoint that all ranks read to DCP's plans."""
+        ranks = [plan.storage_data for plan in plans if isinstance(plan.storage_data, Candidates)]
+        if self._is_named() or len(ranks) < len(plans):
+            return plans
+        agreed, warning = agree(str(self._path), ranks)
+        if warning is not None:
+            warnings.warn(f"everstep: {warning}", stacklevel=2)
+        return [replace(plan, storage_data=agreed) for plan in plans]
+
+    def _as_agreed(self, plan: LoadPlan) -> list[ReadItem]:
+        """Returns what to read, from the checkpoint that all ranks read.
+
+        Raises:
+            CheckpointError: when that is unknown, cannot be opened, or has other values than the
+                one that the plan was made for.
+        """
+        agreed = plan.storage_data
+        if not isinstance(agreed, Agreed):
+            if not self._is_named() and in_group():
+                raise CheckpointError(
+                    "the planner drops a plan's storage_data, so that ranks cannot agree on a checkpoint; "
+                    f"name the one to load: Reader({self._paths[self._candidates.names[0]]!r})"
+                )
+            return plan.items
+        if agreed.name == self._candidates.names[0]:
+            return plan.items
+        planned, blocks = self._metadata, self._blocks
+        self._metadata = self._read_tables(self._paths[agreed.name])
+        require_same_values(planned, self._metadata)
+        return moved(plan.items, blocks, self._blocks.values())
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Reads shard by shard, each in one pass over what is wanted of it."""
+        """Reads shard by shard, each in one pass over the wanted parts."""
         by_shard: dict[int, list[tuple[ReadItem, Stored]]] = defaultdict(list)
-        for item in plan.items:
+        for item in self._as_agreed(plan):
             if item.type == LoadItemType.BYTE_IO:
                 shard, name = self._table.objects[item.storage_index.fqn]
                 data = self._shards[shard].bytes(name)
                 if not self._allow_pickle:
-                    # Planners unpickle: what they get is what was read safely, pickled here.
+                    # Planners unpickle, so they get what was read safely, pickled again here.
                     data = self._plain(item.storage_index.fqn, data)
                 planner.load_bytes(item, io.BytesIO(data))
             else:
@@ -135,7 +193,7 @@ class Reader(dcp.StorageReader):
     def _plain(fqn: str, data: bytes) -> bytes:
         try:
             return pickled(safe_load(io.BytesIO(data), fqn))
-        except DamagedError:
+        except (DamagedError, OutOfMemory):
             raise
         except CheckpointError as e:
             raise CheckpointError(
@@ -154,13 +212,13 @@ class Reader(dcp.StorageReader):
                     f"{block.fqn}: {tuple(item.lengths)} elements are to be read into {tuple(target.shape)}"
                 )
             into = target
-            if target.dtype != block.dtype or not target.is_contiguous() or target.device.type != "cpu":
+            if target.dtype != block.dtype or not is_plain(target):
                 into = torch.empty(tuple(item.lengths), dtype=block.dtype)
                 aside.append((target, into))
             targets.append((item, target))
             if into.numel():
                 blocks.append(
-                    (
+                    Block(
                         block.name,
                         list(block.sizes),
                         into.element_size(),
@@ -178,5 +236,5 @@ class Reader(dcp.StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | PathLike[str]) -> bool:
-        """Any path."""
+        """Accepts any path."""
         return "://" not in str(checkpoint_id)

@@ -1,4 +1,4 @@
-"""Where a save goes: slots of this node's agent, or, without one, straight to disk."""
+"""The target of a save: slots of this node's agent, or, without one, the disk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shutil
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,76 +29,79 @@ from ..directory import Directory
 from ..outcome import Arrivals
 from ..slots import Snapshot, described
 from ..state import Item
-from ..tiers import USER, Keep, Redundancy
+from ..tiers import USER, Keep, TierOptions
 
 #: Everything stays: checkpoints made through DCP are the user's.
 _KEEP = Keep(2**31 - 1, None, True)
-#: A slot becomes free when an earlier save is on storage.
+#: Seconds to wait for a slot, which becomes free when an earlier save is on storage.
 PATIENCE = 3600.0
-#: Seconds until a published checkpoint is in the listing on every node: file systems cache directories.
+#: Seconds until a published checkpoint is listed on every node: file systems cache directories.
 LISTED = 90.0
-#: What tells slots of this module from those of a CheckpointManager.
+#: Distinguishes slots of this module from those of a CheckpointManager.
 _KIND = "/dcp"
 
 
-#: How often the ranks have agreed, by key: what is in torch's store stays there.
-_agreed: Counter[str] = Counter()
+#: The highest number that this process has drawn, by directory (its run id): checkpoints in progress
+#: are not listed yet, and any Writer may have drawn it.
+_drawn: dict[str, int] = {}
+_drawing = threading.Lock()
 
 
-def _agree(root: Directory, number: int, what: str = "first") -> int:
-    """Rank 0's number, through torch's store (see :mod:`everstep.dcp.shares`)."""
-    import torch.distributed as dist
+@dataclass(frozen=True)
+class Number:
+    """What rank 0 decides for all ranks of a save: the step, and the epoch of its claim."""
 
-    if not _worker.in_group():
-        return number
-    store, key = dist.distributed_c10d._get_default_store(), f"everstep/dcp/{what}/{root}"
-    _agreed[key] += 1
-    key = f"{key}/{_agreed[key]}"
-    if dist.get_rank() == 0:
-        store.set(key, str(number))
-    return int(store.get(key))
+    step: int
+    epoch: int
 
+    def __str__(self) -> str:
+        return f"{self.step} {self.epoch}"
 
-class _Numbered:
-    """Numbers checkpoints from the newest that is there."""
-
-    def __init__(self, root: Directory) -> None:
-        self.root = root
-        root.prepare()
-        self._step: int | None = None
-
-    def next_step(self, fixed: int | None) -> int:
-        """The number of the next checkpoint, the same on all ranks."""
-        if fixed is not None:
-            self._step = None if self._step is None else max(self._step, fixed)
-            return fixed
-        if self._step is None:
-            self._step = _agree(
-                self.root, max([0, *(row[0] for row in list_checkpoints(self.root)), *foreign_steps(self.root)])
-            )
-        self._step += 1
-        return self._step
+    @staticmethod
+    def parse(text: str) -> Number:
+        """Returns the number that ``str`` has written."""
+        step, epoch = text.split()
+        return Number(int(step), int(epoch))
 
 
-class AgentStore(_Numbered):
-    """The agent writes and publishes.
+def _newest(root: Directory) -> int:
+    return max([0, *(row.step for row in list_checkpoints(root)), *foreign_steps(root)])
 
-    It publishes all that this process captures in one directory, which :meth:`turn` changes once nothing is on its way to the
-    directory before.
+
+def require_same(steps: set[int | None]) -> None:
+    """Refuses paths on several ranks that name several steps, or only some of them one.
+
+    Raises:
+        CheckpointError: naming the steps.
+    """
+    if len(steps) > 1:
+        named = ", ".join(sorted("a number to choose" if s is None else f"step-{s}" for s in steps))
+        raise CheckpointError(f"ranks save to different paths ({named}); give the same path on all ranks")
+
+
+class AgentStore:
+    """Saves to slots, which the agent writes and publishes.
+
+    The agent publishes all that this process captures in one directory, which :meth:`turn` changes
+    once nothing is on its way to the previous directory.
     """
 
-    #: The newest checkpoint of this process, in whatever directory: agents and coordinator know checkpoints by their numbers.
+    #: The newest checkpoint of this process, in any directory: agents and coordinator identify
+    #: checkpoints by their numbers.
     newest = 0
     #: Where the agent publishes.
     _destination: Directory | None = None
     _turns = threading.RLock()
-    #: Steps in memory whose end is not known yet.
+    #: Steps in memory that are not known to be durable or failed yet.
     _under_way: ClassVar[dict[int, AgentStore]] = {}
     #: Why steps that ended before their own save asked have failed; ``None``: they are durable.
     _ended: ClassVar[dict[int, str | None]] = {}
 
     def __init__(self, root: Directory) -> None:
-        super().__init__(root)
+        self.root = root
+        root.prepare()
+        #: The newest checkpoint there when this process first saved to it.
+        self._found: int | None = None
         worker = _worker.current()
         if worker.managed:
             raise CheckpointError(
@@ -110,7 +112,7 @@ class AgentStore(_Numbered):
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Meanwhile this process saves to this directory."""
+        """Makes the agent publish in this directory for the duration of the context."""
         with AgentStore._turns:
             if AgentStore._destination != self.root:
                 self._settle()
@@ -124,11 +126,11 @@ class AgentStore(_Numbered):
     def _settle(self) -> None:
         # The agent publishes in order of steps.
         for step, store in sorted(AgentStore._under_way.items()):
-            # Its own save reports what came of it.
+            # Its own save reports the result.
             AgentStore._ended[step] = store._end(step)
 
     def _direct(self) -> None:
-        """Has the agent publish here."""
+        """Sets the directory that the agent publishes in."""
         worker = _worker.current()
         assert worker.agent is not None and worker.board is not None
         if self._tier is None:
@@ -136,37 +138,43 @@ class AgentStore(_Numbered):
                 worker.agent,
                 worker.board,
                 self.root,
-                _KEEP,
-                True,
-                False,
-                Redundancy(0),
-                0,
-                False,
+                TierOptions(_KEEP),
                 self._arrivals,
                 _KIND,
             )
             return
         try:
-            worker.agent.persist_to(str(self.root), self.root.run, *_KEEP.arguments(), 0, True)
+            worker.agent.persist_to(str(self.root), self.root.run, _KEEP.retention(), 0, True)
         except AgentError as e:
             raise CheckpointError(str(e)) from e
         worker.agent.replicate(self.root.run + _KIND, 0, 0, False)
 
-    def next_step(self, fixed: int | None) -> int:
-        """As for all, and newer than all that this process has made."""
-        newest = AgentStore.newest
-        if fixed is not None and fixed <= newest:
-            raise CheckpointError(
-                f"{self.root}/step-{fixed} after step {newest}: give numbers that rise, or a directory that has none in its name"
-            )
-        step = super().next_step(fixed)
-        if fixed is None:
-            self._step = step = max(step, newest + 1)
-        AgentStore.newest = step
-        return step
+    def draw(self, fixed: int | None) -> Number:
+        """Returns the number of the next checkpoint, higher than all that this process has used. On
+        rank 0."""
+        with AgentStore._turns:
+            newest = AgentStore.newest
+            if fixed is not None and fixed <= newest:
+                raise CheckpointError(
+                    f"{self.root}/step-{fixed} after step {newest}: give numbers that rise, or a directory that has none in its name"
+                )
+            if fixed is None and self._found is None:
+                # Later, only this job publishes here: it has claimed the directory.
+                self._found = _newest(self.root)
+            step = fixed if fixed is not None else max(self._found or 0, newest) + 1
+            AgentStore.newest = step
+            return Number(step, 0)
+
+    def accept(self, number: Number, fixed: int | None) -> None:
+        """Follows rank 0's number."""
+        if fixed is not None:
+            require_same({number.step, fixed})
+        with AgentStore._turns:
+            AgentStore.newest = max(AgentStore.newest, number.step)
 
     def capture(self, step: int, items: list[Item]) -> None:
-        """Until the state is in memory, from where it goes on by itself. Within :meth:`turn`."""
+        """Waits until the state is in memory, from where the agent writes it. Called within
+        :meth:`turn`."""
         assert self._tier is not None
         until = time.monotonic() + PATIENCE
         while not self._tier.capture(Snapshot(step, items, USER)):
@@ -183,8 +191,8 @@ class AgentStore(_Numbered):
             AgentStore._under_way.pop(step, None)
             raise
 
-    def write(self, step: int) -> str | None:
-        """Until all ranks' shards are on storage and published."""
+    def write(self, step: int, room: None) -> str | None:
+        """Waits until all ranks' shards are on storage and published."""
         why = self._end(step)
         AgentStore._ended.pop(step, None)
         if why is not None:
@@ -192,11 +200,11 @@ class AgentStore(_Numbered):
         return None
 
     def _end(self, step: int) -> str | None:
-        """Waits for the end of a step: ``None`` when it is durable, else why it is not."""
+        """Waits for the end of a step. Returns ``None`` if it is durable, else why it is not."""
         why = None
         if step not in AgentStore._ended:
             try:
-                # A connection of its own: the training thread may want to save again meanwhile.
+                # A connection of its own, because the training thread may save again meanwhile.
                 world = _worker.world()
                 Agent(os.environ["EVERSTEP_SOCKET"], world.generation, world.rank, world.local_rank).await_durable(
                     step, None
@@ -208,7 +216,8 @@ class AgentStore(_Numbered):
         return AgentStore._ended.get(step, why)
 
     def _missing(self, step: int) -> str | None:
-        """The agent answers for all steps up to the newest durable one: where there are newer ones, this one may have failed."""
+        """Checks that this very step is durable: the agent answers for all steps up to the newest
+        durable one, so if there are newer ones, this one may have failed."""
         until = time.monotonic() + LISTED
         while AgentStore.newest > step and step not in AgentStore._ended:
             try:
@@ -221,66 +230,90 @@ class AgentStore(_Numbered):
             time.sleep(0.2)
         return None
 
-    def publish(self, step: int, written: list[str | None]) -> None:
-        """Has been done."""
+    def publish(self, step: int, written: list[str | None], *, fixed: bool) -> None:
+        """Does nothing: the agent has published it."""
 
 
 @dataclass
-class _Room:
+class Room:
     """Memory for one save."""
 
     arena: Arena
     bytes: int
 
 
-class PlainStore(_Numbered):
-    """This process writes; whoever finishes publishes."""
+class PlainStore:
+    """Writes from this process; the rank that finishes publishes."""
 
     def __init__(self, root: Directory) -> None:
-        super().__init__(root)
-        root.claim(lambda epoch: _agree(root, epoch, "owner"))
-        #: By step; room for one more is made when a save begins before the last one is written.
-        self._taken: dict[int, _Room] = {}
-        self._free: list[_Room] = []
+        self.root = root
+        root.prepare()
+        self._epoch = 0
+        #: Memory is added when a save begins before the last one is written.
+        self._free: list[Room] = []
+
+    def draw(self, fixed: int | None) -> Number:
+        """Returns the number of the next checkpoint: if not ``fixed``, one that no checkpoint has,
+        whoever saved it. On rank 0."""
+        self.root.claim(self._claimed)
+        run = self.root.run
+        with _drawing:
+            drawn = _drawn.get(run, 0)
+            step = fixed if fixed is not None else max(drawn, _newest(self.root)) + 1
+            _drawn[run] = max(drawn, step)
+        return Number(step, self._epoch)
+
+    def _claimed(self, epoch: int) -> int:
+        self._epoch = epoch
+        return epoch
+
+    def accept(self, number: Number, fixed: int | None) -> None:
+        """Follows rank 0's number and claim."""
+        if fixed is not None:
+            require_same({number.step, fixed})
+        self.root.claim(lambda _: number.epoch)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Directories do not get in each other's way here."""
+        """Does nothing: any number of directories can be written to."""
         yield
 
-    def capture(self, step: int, items: list[Item]) -> None:
-        """Until the state is copied."""
+    def capture(self, step: int, items: list[Item]) -> Room:
+        """Waits until the state is copied. Returns the memory with the copy."""
         snapshot = Snapshot(step, items, USER)
-        # These tensors live until the copy is done.
+        # These tensors must stay alive until the copy is done.
         host = snapshot.host()
         need = snapshot.slot_bytes()
         room = self._free.pop() if self._free else None
         if room is None or room.bytes < need - (256 << 10):
             room = _reserve(need)
         room.arena.capture(step, described(host), [], USER, 2, None, False, False)
-        self._taken[step] = room
+        return room
 
-    def write(self, step: int) -> str:
+    def write(self, step: int, room: Room) -> str:
         """Writes this rank's shard."""
-        room = self._taken.pop(step)
         try:
             return room.arena.write_shard(self.root, step, self.root.mark())
         finally:
             self._free.append(room)
 
-    def publish(self, step: int, written: list[str | None]) -> None:
-        """The manifest, last."""
-        publish(self.root, self.root.mark(), step, [w for w in written if w is not None], _KEEP.arguments(), True)
+    def publish(self, step: int, written: list[str | None], *, fixed: bool) -> None:
+        """Writes the manifest, last. Only a ``fixed`` number replaces a checkpoint."""
+        if not fixed and any(row.step == step for row in list_checkpoints(self.root)):
+            raise CheckpointError(
+                f"{self.root} has a step {step} since this save began, which it does not replace; save again"
+            )
+        publish(self.root, self.root.mark(), step, [w for w in written if w is not None], _KEEP.retention(), True)
 
 
-def _reserve(need: int) -> _Room:
+def _reserve(need: int) -> Room:
     memory = Path("/dev/shm")
     fits = memory.is_dir() and shutil.disk_usage(memory).free > 2 * need
     scratch = tempfile.mkdtemp(prefix="everstep-", dir=memory if fits else None)
     try:
         reserve_slot(f"{scratch}/slot", need)
         world = _worker.world()
-        return _Room(Arena([f"{scratch}/slot"], "", world.rank, world.world_size, 0), need)
+        return Room(Arena([f"{scratch}/slot"], "", world.rank, world.world_size, 0), need)
     finally:
-        # The file lives on through its mapping.
+        # The mapping keeps the file alive.
         shutil.rmtree(scratch, ignore_errors=True)

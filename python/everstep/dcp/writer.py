@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.staging import AsyncStager
@@ -20,145 +24,328 @@ from torch.futures import Future
 from .. import worker as _worker
 from .._internal import CheckpointError
 from ..directory import Directory
+from ..worker import in_group
 from . import shares
 from .pieces import Piece, items, of_object
-from .stores import AgentStore, PlainStore
+from .stores import AgentStore, Number, PlainStore
 
-#: Seconds for which a save may stay unfetched by the thread that async_save starts.
+#: Seconds in which the thread that async_save starts must take over a save.
 HANDOVER = 120.0
+#: Why a Writer cannot be pickled.
+STAYS = (
+    "everstep.dcp.Writer stays in the training process: leave async_checkpointer_type at THREAD; the "
+    "agent writes outside of it anyway"
+)
+#: Why a save cannot change its directory.
+ELSEWHERE = "async_save has copied the state for another directory already: give checkpoint_id to the Writer instead"
 
 
 #: The thread of the latest save.
 _latest: threading.Thread | None = None
 
 
-def _one_after_the_other() -> None:
-    """DCP's own collectives of two saves on one process group would meet in another order on another rank: those of the save
-    before come to their end first. What was staged is on its way meanwhile."""
+def _begin_after() -> threading.Thread | None:
+    """Makes the save of this thread the latest one. Returns the thread of the one before."""
     global _latest
     before, _latest = _latest, threading.current_thread()
-    if before is not None and before is not _latest and before is not threading.main_thread():
+    return before
+
+
+def _end(before: threading.Thread | None) -> None:
+    """Waits until DCP's own collectives of the previous save are complete: two saves on one process
+    group would interleave them in another order on each rank. What was staged is written
+    meanwhile."""
+    if before is not None and before is not threading.current_thread() and before is not threading.main_thread():
         before.join()
+
+
+def _decides() -> bool:
+    return not in_group() or dist.get_rank() == 0
+
+
+def _writable(path: Directory) -> Directory:
+    """Refuses the name of a checkpoint that everstep has put beside another one: it would replace the other one.
+
+    Raises:
+        CheckpointError: naming the path to use instead.
+    """
+    root, step, name = path.located()
+    if name is not None and name != f"step-{step}":
+        raise CheckpointError(
+            f"cannot save to {path}: {name} is a name that only everstep gives; use {root}/step-{step}"
+        )
+    return path
+
+
+class _Handover:
+    """Whether the thread that async_save starts has taken over what was copied for it."""
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._gone = False
+
+    def take(self) -> bool:
+        """Takes over. Returns False if nobody waits for that any more."""
+        with self._lock:
+            self._ended.set()
+            return not self._gone
+
+    def end(self) -> None:
+        """Notes that no thread can take over any more."""
+        self._ended.set()
+
+    def wait(self) -> bool:
+        """Waits until the thread has taken over or cannot. Returns False if it has not for too
+        long; from then on, it must not."""
+        if self._ended.wait(HANDOVER):
+            return True
+        with self._lock:
+            self._gone = not self._ended.is_set()
+            self._ended.set()
+            return not self._gone
 
 
 @dataclass
 class _Save:
-    """One checkpoint on its way."""
+    """One checkpoint in progress."""
 
     step: int
     store: AgentStore | PlainStore
     where: tuple[Directory, int | None]
-    taken: threading.Event = field(default_factory=threading.Event)
+    #: The memory with the copy, if this process writes it.
+    room: Any
 
 
-#: The latest save that async_save has copied, of any writer: its thread may not have begun.
-_copied: _Save | None = None
+class _Copied(dict[str, Any]):
+    """The state of one async_save, whose copy is ``save``.
+
+    DCP tells a writer neither which save calls it nor whether it was staged, and other saves may
+    come from other threads meanwhile. But every save first reads the items of its own state.
+    """
+
+    def __init__(self, state: dict[str, Any], writer: Writer, save: _Save, handover: _Handover) -> None:
+        super().__init__(state)
+        self._writer, self._save, self._handover = writer, save, handover
+
+    def items(self) -> Any:
+        """Makes the calling thread the one that saves the copy."""
+        self._writer._take_over(self._save, self._handover)
+        return super().items()
+
+    def __del__(self) -> None:
+        self._handover.end()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(STAYS)
+
+
+#: The handover of the latest async_save of any writer: its thread may not have started.
+_copied: _Handover | None = None
+
+
+def _arguments() -> Mapping[str, Any]:
+    """Returns the arguments of the async_save that calls, which DCP does not pass to a stager; none
+    where something else calls. What cannot be saved as asked must not be copied: an agent publishes
+    what it has."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "async_save" and frame.f_globals.get("__name__") == state_dict_saver.__name__:
+            return frame.f_locals
+        frame = frame.f_back
+    return {}
+
+
+def _require_default(planner: SavePlanner | None) -> None:
+    """Refuses a planner that would save something else than what async_save copies.
+
+    Raises:
+        CheckpointError: naming what to call instead.
+    """
+    default = type(planner) is DefaultSavePlanner and planner.flatten_state_dict and planner.flatten_sharded_tensors
+    if planner is not None and not default:
+        raise CheckpointError(
+            f"async_save copies the state without a planner, so everstep cannot use this {type(planner).__name__}; "
+            "call dcp.save with it, or leave planner out"
+        )
+
+
+def _require_world(whole: bool) -> None:
+    """Refuses a save in which not all ranks take part.
+
+    Raises:
+        CheckpointError: unless the process group is the ``whole`` world.
+    """
+    if in_group() and not whole:
+        raise CheckpointError(
+            "everstep.dcp.Writer saves with all ranks of the job: leave out process_group, no_dist and use_collectives"
+        )
 
 
 class Writer(dcp.StorageWriter, AsyncStager):
     """Saves what DCP plans, as an everstep checkpoint.
 
-    ``path`` is a directory of checkpoints, each save makes the next one in it (``step-1``, ``step-2``, …); or one of them
-    (``out/step-500``), which is then made. Nothing that was saved is removed. A ``checkpoint_id`` given to DCP replaces it.
+    ``path`` is a directory of checkpoints, in which each save creates the next one (``step-1``,
+    ``step-2``, …); or one of them (``out/step-500``), which is then created. Nothing that was saved
+    is removed. A ``checkpoint_id`` given to DCP replaces it.
 
-    Under ``everstep run`` a save is complete for :func:`async_save` once it is in shared memory of this node: its agent writes and
-    publishes it, with or without this process. Elsewhere DCP's thread does. The agent publishes in one directory at a time: a save to
-    another directory than the one before begins when what went there is on storage.
+    Under ``everstep run``, a save is complete for :func:`async_save` once it is in shared memory of
+    this node: its agent writes and publishes it, with or without this process. Elsewhere, DCP's
+    thread does. The agent publishes in one directory at a time: a save to another directory than
+    the previous one begins when everything for that one is on storage.
 
     Raises:
         CheckpointError: from :func:`save`, when storage fails; the checkpoints before stay.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        self._path = Directory(path)
+        self._path = _writable(Directory(path))
         self._stores: dict[Directory, AgentStore | PlainStore] = {}
-        self._staged: list[_Save] = []
+        #: What the save of each thread uses.
         self._here = threading.local()
 
     # -- staging (AsyncStager) ----------------------------------------------------------------------
 
     @property
     def should_synchronize_after_execute(self) -> bool:
-        """Staging is complete when :meth:`stage` returns."""
+        """False: staging is complete when :meth:`stage` returns."""
         return False
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Copies this rank's state; it may change as soon as this returns."""
+        """Copies this rank's state, which may change as soon as this returns."""
         global _copied
-        before = _copied
-        if before is not None and not before.taken.wait(HANDOVER):
-            raise CheckpointError(
-                "the async_save before this one was not taken up; give async_save the same storage_writer"
-            )
-        flat, mappings = flatten_state_dict(state_dict)
-        pieces = [piece for fqn, value in flat.items() for piece in of_object(fqn, value)]
-        save = self._begin(shares.own(pieces), mappings)
-        self._staged.append(save)
-        _copied = save
-        # DCP plans with it once more, for its own books: only shapes are looked at.
-        return state_dict
+        self._require_possible(_arguments())
+        exchange = shares.Exchange()
+        root, fixed, _ = self._path.located()
+        try:
+            before, _copied = _copied, None
+            if before is not None and not before.wait():
+                raise CheckpointError(
+                    "the previous async_save was not taken over by its thread; give async_save the same storage_writer"
+                )
+            flat, mappings = flatten_state_dict(state_dict)
+            pieces = [piece for fqn, value in flat.items() for piece in of_object(fqn, value)]
+            store = self._store(root)
+            number = store.draw(fixed) if _decides() else None
+        except Exception as e:
+            exchange.fail(e)
+            raise
+        pieces, number = exchange.deal(pieces, number, fixed)
+        save = self._capture(store, number, (root, fixed), pieces, mappings)
+        _copied = _Handover()
+        # DCP plans with it again, for its own records: it reads only shapes.
+        return _Copied(state_dict, self, save, _copied)
+
+    def _require_possible(self, asked: Mapping[str, Any]) -> None:
+        _require_default(asked.get("planner"))
+        group = asked.get("process_group")
+        _require_world(
+            not asked.get("no_dist", False)
+            and asked.get("use_collectives", True)
+            and (group is None or dist.get_world_size(group) == dist.get_world_size())
+        )
+        if getattr(asked.get("async_checkpointer_type"), "name", "THREAD") != "THREAD":
+            raise CheckpointError(STAYS)
+        there = asked.get("checkpoint_id")
+        if there and Directory(there).located()[:2] != self._path.located()[:2]:
+            raise CheckpointError(ELSEWHERE)
+
+    def _take_over(self, save: _Save, handover: _Handover) -> None:
+        before = _begin_after()
+        taken = handover.take()
+        _end(before)
+        if not taken:
+            raise CheckpointError(f"the thread of async_save began after {HANDOVER:.0f} s, too late: save again")
+        self._here.copied = save
 
     def synchronize_staging(self) -> None:
-        """Nothing is left to wait for."""
+        """Does nothing: staging is complete."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing."""
 
-    def _begin(self, pieces: Iterable[Piece], mappings: dict[str, Any]) -> _Save:
-        root, fixed = self._path.located()
+    def _store(self, root: Directory) -> AgentStore | PlainStore:
         store = self._stores.get(root)
         if store is None:
             agent = _worker.current().agent
             store = self._stores[root] = PlainStore(root) if agent is None else AgentStore(root)
+        return store
+
+    @staticmethod
+    def _capture(
+        store: AgentStore | PlainStore,
+        number: Number,
+        where: tuple[Directory, int | None],
+        pieces: list[Piece],
+        mappings: dict[str, Any],
+    ) -> _Save:
+        store.accept(number, where[1])
         with store.turn():
-            step = store.next_step(fixed)
-            store.capture(step, items(pieces, mappings))
-        return _Save(step, store, (root, fixed))
+            room = store.capture(number.step, items(pieces, mappings))
+        return _Save(number.step, store, where, room)
 
     # -- writing (StorageWriter) --------------------------------------------------------------------
 
     def reset(self, checkpoint_id: str | PathLike[str] | None = None) -> None:
-        """Another directory."""
-        if not checkpoint_id:
-            return
-        if self._staged and Directory(checkpoint_id).located() != self._staged[-1].where:
-            self._staged.pop().taken.set()
-            raise CheckpointError(
-                "async_save has copied the state for another directory already: give checkpoint_id to the Writer instead"
-            )
-        self._path = Directory(checkpoint_id)
+        """Begins a save, perhaps to another directory."""
+        if checkpoint_id:
+            self._here.path = _writable(Directory(checkpoint_id))
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """A save begins, in the thread that does it."""
-        if not self._staged and _copied is not None:
-            # A save without a copy comes after all that were copied.
-            _copied.taken.wait(HANDOVER)
-        _one_after_the_other()
-        self._here.save = self._staged.pop() if self._staged else None
-        if self._here.save is not None:
-            self._here.save.taken.set()
+        """Begins a save. One that async_save has copied is taken over already, by the thread that
+        calls; any other one waits for all that were copied."""
+        save: _Save | None = self._here.__dict__.pop("copied", None)
+        path: Directory | None = self._here.__dict__.pop("path", None)
+        self._here.save = save
+        if in_group():
+            # DCP counts in the group; not all versions pass the rank.
+            first = dist.get_rank() == 0
+            rank = kwargs.get("rank", dist.get_rank())
+            _require_world(is_coordinator == first and rank == dist.get_rank() and kwargs.get("use_collectives", True))
+        if save is not None:
+            if path is not None and path.located()[:2] != save.where:
+                raise CheckpointError(ELSEWHERE)
+            return
+        if _copied is not None:
+            _copied.wait()
+        _end(_begin_after())
+        if path is not None:
+            self._path = path
+        self._here.where = self._path.located()[:2]
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """As DCP plans."""
+        """Returns DCP's plan."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """As DCP plans."""
+        """Returns DCP's plans, and numbers the checkpoint."""
+        # A group may begin with rank 0 and still not be the whole world.
+        _require_world(not in_group() or len(plans) == dist.get_world_size())
+        if self._here.save is None:
+            root, fixed = self._here.where
+            self._here.number = self._store(root).draw(fixed)
+            shares.announce(self._here.number)
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Brings this rank's share to storage; what was staged is on its way already."""
-        save: _Save | None = getattr(self._here, "save", None)
-        if save is None:
+        """Writes this rank's share to storage; what was staged is being written already."""
+        save: _Save | None = self._here.save
+        if save is not None:
+            # Where it was not known when the state was copied.
+            _require_default(planner)
+        else:
+            root, fixed = self._here.where
+            number = shares.announced() if in_group() else self._here.number
             pieces = [piece for item in plan.items for piece in self._resolved(item, planner)]
             mappings = getattr(planner, "mappings", None) or {}
-            save = self._begin(pieces, mappings)
-            self._here.save = save
-        written = save.store.write(save.step)
+            save = self._here.save = self._capture(self._store(root), number, (root, fixed), pieces, mappings)
+        written = save.store.write(save.step, save.room)
         done: Future[list[WriteResult]] = Future()
         results = [WriteResult(index=item.index, size_in_bytes=0, storage_data=None) for item in plan.items]
-        # What is published is told from rank to rank by way of the results.
-        done.set_result([*results, WriteResult(index=None, size_in_bytes=0, storage_data=written)])  # type: ignore[arg-type]
+        # The results carry the shards to publish from rank to rank.
+        done.set_result(
+            [*results, WriteResult(index=None, size_in_bytes=0, storage_data=(save.step, written))]  # type: ignore[arg-type]
+        )
         return done
 
     @staticmethod
@@ -171,24 +358,26 @@ class Writer(dcp.StorageWriter, AsyncStager):
         return [Piece(item.index.fqn, data.detach(), tuple(item.tensor_data.size), tuple(chunk.offsets))]
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On one rank: the checkpoint becomes visible."""
+        """Publishes the checkpoint, on one rank."""
         save: _Save = self._here.save
         written = [r.storage_data for rank in results for r in rank if r.index is None]
-        save.store.publish(save.step, written)
+        steps = [step for step, _ in written]
+        if len(written) < len(results) or set(steps) != {save.step}:
+            raise CheckpointError(
+                f"step {save.step} is not published: the ranks saved the steps {steps}; call the same saves on all ranks"
+            )
+        save.store.publish(save.step, [shard for _, shard in written], fixed=save.where[1] is not None)
         with contextlib.suppress(AttributeError):
             metadata.storage_meta = self.storage_meta()
 
     def storage_meta(self) -> StorageMeta | None:
-        """Where it is."""
-        return StorageMeta(checkpoint_id=str(self._path))
+        """Returns the location of the checkpoint."""
+        return StorageMeta(checkpoint_id=str(getattr(self._here, "path", self._path)))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | PathLike[str]) -> bool:
-        """Any path."""
+        """Accepts any path."""
         return "://" not in str(checkpoint_id)
 
     def __getstate__(self) -> Any:
-        raise TypeError(
-            "everstep.dcp.Writer stays in the training process: leave async_checkpointer_type at THREAD; the "
-            "agent writes outside of it anyway"
-        )
+        raise TypeError(STAYS)

@@ -1,4 +1,5 @@
-//! Reads a checkpoint through the real reader, into memory of exactly the tensors' size, and compares with what its files say.
+//! Reads a checkpoint through the real reader, into memory of exactly the tensors' size, and
+//! compares with what its files say.
 
 use crate::random::Random;
 use crate::shard::{Checkpoint, Line, element};
@@ -163,7 +164,8 @@ pub fn filled(shard: &Shard, mut wanted: Vec<(String, Box<[u8]>)>, expected: &[&
     let places: Vec<(String, usize, usize)> =
         wanted.iter_mut().map(|(n, m)| (n.clone(), m.as_mut_ptr() as usize, m.len())).collect();
     let Ok(targets) = shard.targets(&places) else { return Outcome::Refused("target") };
-    // SAFETY: the memory lives until after the copy and nobody else uses it; that the reader keeps to it is what is tested.
+    // SAFETY: the memory lives until after the copy and nobody else uses it; that the reader keeps
+    // to it is what is tested.
     if unsafe { shard.load(&targets, 1, true) }.is_err() {
         return Outcome::Refused("chunk");
     }

@@ -1,5 +1,6 @@
-//! Checkpoints made by hand, with the right checksums, through the reader: `crafted DIR INPUTS SEED`. DIR should be in memory.
-//! Prints what came of each kind as JSON lines. Built with a sanitizer by `figures/crafted_checkpoints.py`, which counts its reports.
+//! Checkpoints made by hand, with the right checksums, through the reader: `crafted DIR INPUTS
+//! SEED`. DIR should be in memory. Prints what came of each kind as JSON lines. Built with a
+//! sanitizer by `figures/crafted_checkpoints.py`, which counts its reports.
 
 #![allow(clippy::indexing_slicing, clippy::panic, reason = "a measurement may end where it stands")]
 

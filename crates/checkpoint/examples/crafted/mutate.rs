@@ -63,7 +63,8 @@ fn value(r: &mut Random, s: &mut Shard) {
     sum_values(s);
 }
 
-/// The bytes of one tensor become more or fewer; the others move along, with their bytes or without.
+/// The bytes of one tensor become more or fewer; the others move along, with their bytes or
+/// without.
 fn length(r: &mut Random, s: &mut Shard) {
     let (along, another) = (!r.one_in(4), r.one_in(4));
     let Some((_, line)) = line(r, s) else { return };

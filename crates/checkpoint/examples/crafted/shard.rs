@@ -43,7 +43,8 @@ pub struct Checkpoint {
     pub manifest: Option<fn(&mut Random, &mut Value)>,
 }
 
-/// Bytes of an element: written down here once more, so that the reader is not compared with itself.
+/// Bytes of an element: written down here once more, so that the reader is not compared with
+/// itself.
 pub fn element(dtype: &str) -> Option<u128> {
     const ALL: [(&[&str], u128); 5] = [
         (&["BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"], 1),
@@ -56,7 +57,8 @@ pub fn element(dtype: &str) -> Option<u128> {
 }
 
 impl Line {
-    /// Bytes that a tensor of this type and shape has in the memory of a model; `None` when there is no such tensor.
+    /// Bytes that a tensor of this type and shape has in the memory of a model; `None` when there
+    /// is no such tensor.
     pub fn room(&self) -> Option<usize> {
         let elements = self.shape.iter().try_fold(1u128, |n, size| n.checked_mul(u128::from(*size)))?;
         usize::try_from(elements.checked_mul(element(&self.dtype)?)?).ok()
@@ -70,7 +72,8 @@ pub fn content(name: &str, bytes: usize) -> impl Iterator<Item = u8> {
 }
 
 impl Checkpoint {
-    /// Two ranks: a matrix in rows, ranges of a flattened tensor, what both have, values. `large`: of more than one chunk.
+    /// Two ranks: a matrix in rows, ranges of a flattened tensor, what both have, values. `large`:
+    /// of more than one chunk.
     pub fn valid(large: bool) -> Self {
         let rows = if large { 4200 } else { 6 };
         let shards = (0..2u32).map(|rank| {

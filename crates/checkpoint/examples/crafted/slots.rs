@@ -25,7 +25,7 @@ const ROOM: u64 = 4 << 20;
 
 /// One slot, written again and again.
 pub struct Memory {
-    slot: Slot,
+    slot: Arc<Slot>,
 }
 
 fn label(step: u64) -> Label {
@@ -35,25 +35,28 @@ fn label(step: u64) -> Label {
 impl Memory {
     pub fn new(directory: &Path) -> Self {
         let slot = Slot::reserve(&directory.join("slot"), slot_bytes(ROOM, 64 << 10));
-        Memory { slot: slot.unwrap_or_else(|e| panic!("cannot reserve a slot: {e}")) }
+        Memory { slot: Arc::new(slot.unwrap_or_else(|e| panic!("cannot reserve a slot: {e}"))) }
     }
 
     fn write(&self, random: &mut Random, region: &[u8], json: &[u8], words: bool) {
-        let slot = &self.slot;
-        slot.memory().word(0).store(0, Ordering::Release);
-        let _ = slot.begin();
+        // SAFETY: nobody else uses the slot.
+        let memory = unsafe { self.slot.memory() };
+        memory.word(0).store(0, Ordering::Release);
+        // SAFETY: as above.
+        let slot = unsafe { self.slot.begin() }.unwrap_or_else(|| panic!("the slot is in use"));
         let done = slot.store(0, region).and_then(|()| slot.describe(label(7), json, region.len() as u64));
         done.unwrap_or_else(|e| panic!("cannot fill a slot: {e}"));
-        slot.finish(None);
+        slot.seal(None);
         for _ in 0..if words { 1 + random.below(2) } else { 0 } {
-            let word = slot.memory().word((SUMMED.start + random.below(SUMMED.len())) * 8);
+            let word = memory.word((SUMMED.start + random.below(SUMMED.len())) * 8);
             word.store(random.instead_of(word.load(Ordering::Acquire)), Ordering::Release);
-            let sum = crc(&slot.memory().load(SUMMED.start * 8, SUMMED.len() * 8).unwrap_or_default());
-            slot.memory().word(SUM * 8).store(sum, Ordering::Release);
+            let sum = crc(&memory.load(SUMMED.start * 8, SUMMED.len() * 8).unwrap_or_default());
+            memory.word(SUM * 8).store(sum, Ordering::Release);
         }
     }
 
-    /// The first shard of an input as a slot. `what`: 0 only its lines are changed, 1 the superblock too, 2 the index's text too.
+    /// The first shard of an input as a slot. `what`: 0 only its lines are changed, 1 the
+    /// superblock too, 2 the index's text too.
     pub fn through(&self, random: &mut Random, what: usize, crafted: &Checkpoint) -> Outcome {
         let shard = &crafted.shards[0];
         let mut json = index(&shard.lines, &shard.crcs());

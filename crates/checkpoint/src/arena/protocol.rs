@@ -1,5 +1,5 @@
-//! Tests of the slot protocol between threads, on memory of this process. Miri runs them, and finds races that a run on a
-//! processor does not reveal.
+//! Tests of the slot protocol between threads, on memory of this process. Miri runs them, and finds
+//! races that a run on a processor does not reveal.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -18,7 +18,8 @@ fn label(step: u64) -> Label {
     Label { run: 1, rank: 0, world_size: 1, generation: 1, step, purpose: Purpose::Recovery, shared: true }
 }
 
-/// Returns the descriptions and the memory of two tensors, which share `bytes`. Every byte is the number of the step.
+/// Returns the descriptions and the memory of two tensors, which share `bytes`. Every byte is the
+/// number of the step.
 fn state(bytes: &[u8]) -> (Described, Vec<Source>) {
     let tensor = |name: &str, bytes: usize| Tensor {
         name: name.into(),
@@ -32,7 +33,8 @@ fn state(bytes: &[u8]) -> (Described, Vec<Source>) {
     (tensors, vec![source(a, false), source(b, true)])
 }
 
-/// Checks that a reader that is counted sees one whole step, no matter how many times the writer returns, and who releases the pin.
+/// Checks that a reader that is counted sees one whole step, no matter how many times the writer
+/// returns, and who releases the pin.
 fn read_while(slot: &Arc<Slot<Heap>>, write: impl Fn(u64)) {
     let reader = std::thread::spawn({
         let slot = Arc::clone(slot);
@@ -78,12 +80,19 @@ fn whoever_is_counted_reads_one_step_of_an_early_copy() {
     read_while(&slot, |step| {
         let bytes = vec![u8::try_from(step).unwrap(); BYTES];
         let (tensors, sources) = state(&bytes);
-        // SAFETY: `bytes` lives, and is not changed, until `finish` has returned.
-        match unsafe { Early::begin(Arc::clone(&slot), (tensors, &InOrder::of(&sources)), label(step), false) } {
+        // SAFETY: `bytes` lives, and is not changed, until `finish` has returned. Nobody else
+        // writes the slot.
+        match unsafe { Early::begin(Arc::clone(&slot), tensors, &InOrder::of(&sources), label(step), false) } {
             Err(e) => assert_eq!(e.kind(), io::ErrorKind::ResourceBusy),
             Ok(early) => early.finish(Vec::new(), None).unwrap(),
         }
     });
+}
+
+/// Begins to write a slot.
+fn begin(slot: &Arc<Slot<Heap>>) -> Option<Writing<Heap>> {
+    // SAFETY: one thread of each test writes the slot, and never twice at a time.
+    unsafe { slot.begin() }
 }
 
 /// Fills and seals a slot with `step`.
@@ -92,7 +101,8 @@ fn capture(slot: &Arc<Slot<Heap>>, step: u64) -> io::Result<()> {
     let (tensors, sources) = state(&bytes);
     let (persist, threads, background, compare) = (false, 2, false, false);
     let plan = Plan { tensors, sources, label: label(step), persist, threads, background, compare };
-    // SAFETY: `bytes` lives until the capture, which is not in the background, is complete.
+    // SAFETY: `bytes` lives until the capture, which is not in the background, is complete. Nobody
+    // else writes the slot.
     unsafe { start(Arc::clone(slot), plan, None) }.map(|done| assert!(done.is_done()))
 }
 
@@ -105,10 +115,8 @@ fn a_slot_is_not_written_while_it_is_read_in_place() {
     let readers = [slot.read().unwrap(), slot.read().unwrap()];
     slot.release(Pin::Replicate);
     for reader in readers {
-        assert!(slot.in_use() && !slot.pinned() && !slot.begin() && slot.repair().is_none());
+        assert!(slot.in_use() && !slot.pinned() && begin(&slot).is_none() && slot.repair().is_none());
         assert_eq!(capture(&slot, 2).unwrap_err().kind(), io::ErrorKind::ResourceBusy);
-        assert_eq!(slot.store(0, &[2]).unwrap_err().kind(), io::ErrorKind::ResourceBusy);
-        assert_eq!(slot.describe(label(2), b"{}", 0).unwrap_err().kind(), io::ErrorKind::ResourceBusy);
         assert_eq!(reader.region(0, BYTES), Some(&[1; BYTES][..]));
     }
     assert!(!slot.in_use());
@@ -121,29 +129,32 @@ fn a_slot_under_repair_is_neither_read_in_place_nor_written_by_others() {
     let slot = slot();
     capture(&slot, 1).unwrap();
     let repair = slot.repair().unwrap();
-    assert!(slot.under_repair() && slot.read().is_none() && slot.repair().is_none() && !slot.begin());
+    assert!(slot.under_repair() && slot.read().is_none() && slot.repair().is_none() && begin(&slot).is_none());
     repair.store(5, &[9]).unwrap();
     drop(repair);
     assert_eq!(slot.read().unwrap().region(5, 2), Some(&[9, 1][..]));
-    assert!(slot.store(5, &[1]).is_err() && slot.begin() && slot.store(5, &[1]).is_ok());
+    assert!(begin(&slot).unwrap().store(5, &[1]).is_ok());
 }
 
 #[test]
 fn what_a_dead_agent_was_doing_is_forgotten() {
     let slot = slot();
-    slot.forget_readers();
+    // SAFETY: nobody reads or repairs the slot.
+    unsafe { slot.forget_readers() };
     assert_eq!(slot.state(), State::Free);
     capture(&slot, 1).unwrap();
     assert!(slot.pin(Pin::Persist));
     // As the count of a process that was killed; the slot itself stays.
     assert!(slot.state_word().read() && slot.state_word().read());
-    slot.forget_readers();
+    // SAFETY: the readers that are counted do not exist.
+    unsafe { slot.forget_readers() };
     assert!(slot.pinned_for(Pin::Persist) && slot.state() == State::Sealed, "pins and contents stay");
     slot.release(Pin::Persist);
     assert!(slot.state_word().repair());
-    assert!(!slot.begin());
-    slot.forget_readers();
-    assert!(slot.begin());
+    assert!(begin(&slot).is_none());
+    // SAFETY: the repair does not exist.
+    unsafe { slot.forget_readers() };
+    assert!(begin(&slot).is_some());
 }
 
 /// The control arm of figure house-miri: Miri must find its race.
@@ -157,9 +168,11 @@ fn planted_writer_that_does_not_look_at_the_pins() {
         let index = format!(r#"{{"tensors":[{tensor}],"crcs":[{sum}]}}"#);
         slot.set(0, MAGIC);
         slot.state_word().begin_new();
+        // SAFETY: nobody else writes the slot.
+        let slot = unsafe { slot.resume() }.unwrap();
         // SAFETY: this is not safe. It is the planted mistake.
-        unsafe { slot.memory().copy_from(REGION_AT, bytes.as_ptr(), BYTES) }.unwrap();
+        unsafe { slot.copy_from(0, bytes.as_ptr(), BYTES) }.unwrap();
         slot.describe(label(step), index.as_bytes(), BYTES as u64).unwrap();
-        slot.finish(None);
+        slot.seal(None);
     });
 }

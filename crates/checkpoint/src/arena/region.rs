@@ -1,6 +1,8 @@
-//! Access to the region of a slot: in place by counted readers, by the writer, and by a repair; copied out by all others.
+//! Access to the region of a slot: in place by counted readers, by the writer, and by a repair;
+//! copied out by all others.
 
 use super::{REGION_AT, Slot};
+use crate::fused::Running;
 use crate::memory::Memory;
 use crate::shm::Mapping;
 use std::io;
@@ -17,9 +19,11 @@ impl<M: Memory> Reader<M> {
     /// Returns bytes of the region in place; `None` if they lie outside the slot.
     #[must_use]
     pub fn region(&self, from: usize, len: usize) -> Option<&[u8]> {
-        // SAFETY: the slot was sealed when this reader was counted. Until it is dropped, the count makes `begin` and `repair` fail,
-        // in every process, and without one of them nothing writes: `store` and `describe` check it, the callers of `region_mut`
-        // and of `Memory` promise it. `forget_readers` is called where no reader is left.
+        // SAFETY: the slot was sealed when this reader was counted. Until it is dropped, the count
+        // makes `begin` and `repair` fail, in every process, and nothing but a `Writing`, which the
+        // seal has consumed, and a `Repair` writes to the region. The callers of `begin`,
+        // `region_mut`, `memory` and `forget_readers` promise the rest. Only this crate maps the
+        // file (see `Mapping`).
         unsafe { self.slot.still_region(from, len) }
     }
 }
@@ -38,10 +42,21 @@ impl<M: Memory> Drop for Reader<M> {
     }
 }
 
-/// A repair of a sealed slot. While it exists, nobody reads the region in place, and [`Slot::store`] replaces parts of it.
+/// A repair of a sealed slot. While it exists, nobody reads the region in place, and
+/// [`Repair::store`] replaces parts of it.
 #[derive(Debug)]
 pub struct Repair<'a, M: Memory = Mapping> {
     slot: &'a Slot<M>,
+}
+
+impl<M: Memory> Repair<'_, M> {
+    /// Copies bytes into the region, word by word.
+    ///
+    /// # Errors
+    /// `InvalidInput` when they do not fit.
+    pub fn store(&self, from: usize, bytes: &[u8]) -> io::Result<()> {
+        self.slot.store(from, bytes)
+    }
 }
 
 impl<M: Memory> Deref for Repair<'_, M> {
@@ -59,17 +74,19 @@ impl<M: Memory> Drop for Repair<'_, M> {
 }
 
 impl<M: Memory> Slot<M> {
-    /// Begins to read in place. Returns `None` if the slot is not sealed or is being repaired, or if there are too many readers.
+    /// Begins to read in place. Returns `None` if the slot is not sealed or is being repaired, or
+    /// if there are too many readers.
     ///
-    /// A process that may die before it has dropped the reader must be an agent, whose successor clears the count, or the only one
-    /// that can open the slot.
+    /// A process that may die before it has dropped the reader must be an agent, whose successor
+    /// clears the count, or the only one that can open the slot.
     #[must_use]
     pub fn read(self: &Arc<Self>) -> Option<Reader<M>> {
         (self.is_slot() && self.state_word().read()).then(|| Reader { slot: Arc::clone(self) })
     }
 
-    /// Begins to replace damaged bytes. Returns `None` if the slot is not sealed, is being read in place, or is being repaired. Only
-    /// agents repair: the next agent ends what a dead one has begun.
+    /// Begins to replace damaged bytes. Returns `None` if the slot is not sealed, is being read in
+    /// place, or is being repaired. Only agents repair: the next agent ends what a dead one has
+    /// begun.
     #[must_use]
     pub fn repair(&self) -> Option<Repair<'_, M>> {
         // Not `then_some`: a value that is dropped at once would end another's repair.
@@ -82,8 +99,12 @@ impl<M: Memory> Slot<M> {
         self.is_slot() && self.state_word().under_repair()
     }
 
-    /// Forgets readers and repairs of an agent that has ended. Nobody may be reading the slot in place, or repairing it.
-    pub fn forget_readers(&self) {
+    /// Forgets readers and repairs of an agent that has ended.
+    ///
+    /// # Safety
+    /// No [`Reader`] and no [`Repair`] of this slot exists, in this process or another. The caller
+    /// has the node's lock, so that its predecessor has ended, and has not begun to read.
+    pub unsafe fn forget_readers(&self) {
         if self.is_slot() {
             self.state_word().forget_readers();
         }
@@ -92,53 +113,76 @@ impl<M: Memory> Slot<M> {
     /// Returns bytes of the region in place, without counting a reader.
     ///
     /// # Safety
-    /// Nobody writes to them while the slice lives: the caller is the slot's writer and does not write itself, or whoever may write
-    /// is known not to.
+    /// Nobody writes to them while the slice lives: the caller is the slot's writer and does not
+    /// write itself, or whoever may write is known not to.
     #[must_use]
     pub unsafe fn still_region(&self, from: usize, len: usize) -> Option<&[u8]> {
         let at = from.checked_add(REGION_AT)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller lets nobody write these bytes while the slice lives.
         unsafe { self.memory.slice(at, len) }
     }
 
     /// Returns bytes of the region to be filled in place.
     ///
     /// # Safety
-    /// The caller is writing the slot ([`Slot::begin`]), and nobody else reads or writes these bytes while the slice lives. The
-    /// only exception is [`Slot::load`] by a reader of the slot's previous contents, which detects the change by the checksums.
+    /// The caller has a [`super::Writing`] of the slot, and nobody else reads or writes these bytes
+    /// while the slice lives. The only exception is [`Slot::load`] by a reader of the slot's
+    /// previous contents, which detects the change by the checksums.
     ///
     /// # Errors
     /// `InvalidInput` when they lie outside the slot.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn region_mut(&self, from: usize, len: usize) -> io::Result<&mut [u8]> {
         let at = from.checked_add(REGION_AT).ok_or(io::ErrorKind::InvalidInput)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller lets nobody else use these bytes while the slice lives.
         unsafe { self.memory.slice_mut(at, len) }
     }
 
-    /// Copies bytes out of the region, word by word. If the slot is not in use, they may come from two writers. Returns false if
-    /// they lie outside the slot.
+    /// Copies bytes out of the region, word by word. If the slot is not in use, they may come from
+    /// two writers. Returns false if they lie outside the slot.
     #[must_use]
     pub fn load(&self, from: usize, into: &mut [u8]) -> bool {
         from.checked_add(REGION_AT).is_some_and(|at| self.memory.load_into(at, into))
     }
 
-    /// Copies bytes into the region, word by word. The slot is being written or repaired by the caller.
-    ///
-    /// # Errors
-    /// `InvalidInput` when they do not fit; `ResourceBusy` when nobody is writing or repairing the slot.
-    pub fn store(&self, from: usize, bytes: &[u8]) -> io::Result<()> {
-        self.check_writable()?;
+    /// Copies bytes into the region, word by word. Only a `Writing` and a [`Repair`] call it.
+    pub(super) fn store(&self, from: usize, bytes: &[u8]) -> io::Result<()> {
         let at = from.checked_add(REGION_AT).ok_or(io::ErrorKind::InvalidInput)?;
         self.memory.store(at, &[bytes]).map(drop)
     }
 
-    /// Checks that nobody can be reading in place.
+    /// As [`Memory::copy_from`], into the region.
+    ///
+    /// # Safety
+    /// As [`Slot::region_mut`]. `source` is readable for `len` bytes and does not overlap the slot.
+    pub(crate) unsafe fn copy_from(&self, from: usize, source: *const u8, len: usize) -> io::Result<()> {
+        let at = from.checked_add(REGION_AT).ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: the caller keeps the source readable and lets nobody else use the target.
+        unsafe { self.memory.copy_from(at, source, len) }
+    }
+
+    /// As [`Memory::sum_from`], into the region.
+    ///
+    /// # Safety
+    /// As [`Slot::copy_from`].
+    pub(crate) unsafe fn sum_from(
+        &self,
+        from: usize,
+        source: *const u8,
+        len: usize,
+        sum: &mut Running,
+    ) -> io::Result<()> {
+        let at = from.checked_add(REGION_AT).ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: the caller keeps the source readable and lets nobody else use the target.
+        unsafe { self.memory.sum_from(at, source, len, sum) }
+    }
+
+    /// Returns the address of `len` bytes from the beginning of the region, for a device or a
+    /// system call to fill.
     ///
     /// # Errors
-    /// `ResourceBusy` if somebody can.
-    pub(super) fn check_writable(&self) -> io::Result<()> {
-        let refused = || io::Error::new(io::ErrorKind::ResourceBusy, "the slot is not being written");
-        if self.state_word().writable() { Ok(()) } else { Err(refused()) }
+    /// `InvalidInput` when they lie outside the slot.
+    pub fn region_address(&self, len: usize) -> io::Result<usize> {
+        self.memory.address(REGION_AT, len).map(|address| address as usize)
     }
 }

@@ -5,7 +5,8 @@ use std::io;
 
 /// Bytes of each shard that are encoded at a time: all of them fit into the cache.
 pub const PIECE_BYTES: usize = 64 << 10;
-/// Lengths of pieces are multiples of this: then a piece may be cut anywhere without changing the code.
+/// Lengths of pieces are multiples of this: then a piece may be cut anywhere without changing the
+/// code.
 pub const GRAIN: usize = 64;
 
 fn wrong(e: reed_solomon_simd::Error) -> io::Error {
@@ -29,8 +30,8 @@ impl Encoder {
         Ok(Encoder { shape: (data, parity), bytes: PIECE_BYTES, inner })
     }
 
-    /// Hands each piece of parity of these pieces (one per data shard, of equal length, a multiple of [`GRAIN`]) to `take`,
-    /// with its number.
+    /// Hands each piece of parity of these pieces (one per data shard, of equal length, a multiple
+    /// of [`GRAIN`]) to `take`, with its number.
     ///
     /// # Errors
     /// For pieces of other lengths, and those of `take`.
@@ -67,8 +68,8 @@ impl Decoder {
         Ok(Decoder { shape: (data, parity), bytes: PIECE_BYTES, inner })
     }
 
-    /// Hands the piece of data shard `lost` to `take`, computed from as many others as there are data shards: given with
-    /// their numbers, parity shards after the data shards.
+    /// Hands the piece of data shard `lost` to `take`, computed from as many others as there are
+    /// data shards: given with their numbers, parity shards after the data shards.
     ///
     /// # Errors
     /// For too few pieces or such of other lengths, and those of `take`.

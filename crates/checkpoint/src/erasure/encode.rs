@@ -1,10 +1,12 @@
-//! One node's part in protecting a step: fetch the members' parts of a stripe, compute its parity, keep one shard of it, bring
-//! the others to their nodes. What is on its way is a few extents per member, whatever the size of the shards.
+//! One node's part in protecting a step: fetch the members' parts of a stripe, compute its parity,
+//! keep one shard of it, bring the others to their nodes. What is on its way is a few extents per
+//! member, whatever the size of the shards.
 
 use super::code::{Encoder, GRAIN, PIECE_BYTES};
 use super::layout::Layout;
-use super::parity::{Described, Description, HEADER};
-use crate::arena::Slot;
+use super::parity::{Described, Description, HEADER, Lengths};
+use super::streams::Streams;
+use crate::arena::{Slot, Writing};
 use crate::format::digest::{CHUNK_BYTES, crc};
 use crate::fused::Running;
 use crate::replicate::holder::Holder;
@@ -12,10 +14,10 @@ use crate::replicate::protocol::{Answer, Ask, DAMAGED, ParityWant, Peer, Stream,
 use crate::replicate::pull::{Found, find_on};
 use crate::replicate::push::{Gate, Pass, Window};
 use everstep_wire::frame;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 /// A position whose bytes arrive damaged is fetched again so many times.
 const ATTEMPTS: u32 = 3;
@@ -39,32 +41,6 @@ pub struct Task {
     pub base: Option<u64>,
 }
 
-/// Streams to other agents that nobody uses just now.
-#[derive(Debug, Default)]
-pub struct Streams {
-    idle: Mutex<BTreeMap<String, Vec<Stream>>>,
-}
-
-impl Streams {
-    fn take(&self, peer: &Peer) -> io::Result<Stream> {
-        let idle = self.idle.lock().ok().and_then(|mut all| all.get_mut(&peer.address).and_then(Vec::pop));
-        idle.map_or_else(|| Stream::open(peer), Ok)
-    }
-
-    fn give(&self, peer: &Peer, stream: Stream) {
-        if let Ok(mut all) = self.idle.lock() {
-            all.entry(peer.address.clone()).or_default().push(stream);
-        }
-    }
-
-    /// Closes all.
-    pub fn clear(&self) {
-        if let Ok(mut all) = self.idle.lock() {
-            all.clear();
-        }
-    }
-}
-
 /// A parity shard that is wanted somewhere.
 struct Output {
     /// Checksums of the positions.
@@ -74,7 +50,7 @@ struct Output {
 
 enum To {
     /// It stays here.
-    Slot(Arc<Slot>),
+    Slot(Writing),
     /// Another node keeps it.
     Keeper(Peer),
     /// It is there already; it takes part in the computation all the same.
@@ -90,17 +66,30 @@ struct Work<'a> {
     outputs: Vec<Output>,
     gate: &'a dyn Gate,
     window: Window,
-    /// Of the parity shards, and the longest that their description can be.
-    lengths: (u64, u64),
+    /// Of each parity shard.
+    lengths: Lengths,
 }
 
-/// Computes the parity of a stripe and brings it where it belongs; what is there already is not brought again.
+/// Computes the parity of a stripe and brings it where it belongs; what is there already is not
+/// brought again.
+///
+/// # Safety
+/// Meanwhile nobody else computes this stripe on this node, and no other node brings the parity
+/// shard that stays here.
 ///
 /// # Errors
-/// `NotFound` when a member has taken another step; those of the network; `PermissionDenied` with a keeper's reason;
-/// `InvalidData` when a chunk is damaged where it is; `Interrupted` when the gate gave up.
-pub fn encode(task: &Task, holder: &Holder, streams: &Streams, gate: &dyn Gate, window: Window) -> io::Result<()> {
-    let done = attempt(task, holder, streams, gate, window);
+/// `NotFound` when a member has taken another step; those of the network; `PermissionDenied` with a
+/// keeper's reason; `InvalidData` when a chunk is damaged where it is; `Interrupted` when the gate
+/// gave up.
+pub unsafe fn encode(
+    task: &Task,
+    holder: &Holder,
+    streams: &Streams,
+    gate: &dyn Gate,
+    window: Window,
+) -> io::Result<()> {
+    // SAFETY: the caller lets nobody else compute or bring this parity shard meanwhile.
+    let done = unsafe { attempt(task, holder, streams, gate, window) };
     if done.is_err() {
         // In whatever state the streams are.
         streams.clear();
@@ -108,7 +97,9 @@ pub fn encode(task: &Task, holder: &Holder, streams: &Streams, gate: &dyn Gate, 
     done
 }
 
-fn attempt(task: &Task, holder: &Holder, streams: &Streams, gate: &dyn Gate, window: Window) -> io::Result<()> {
+/// # Safety
+/// As [`encode`].
+unsafe fn attempt(task: &Task, holder: &Holder, streams: &Streams, gate: &dyn Gate, window: Window) -> io::Result<()> {
     let invalid = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
     let found = lanes(task, streams)?;
     let (last, of) = (count(task.keepers.len())?, count(task.keepers.len() + 1)?);
@@ -126,15 +117,14 @@ fn attempt(task: &Task, holder: &Holder, streams: &Streams, gate: &dyn Gate, win
     let layout = description.layout();
     let positions = layout.positions();
     description.crcs = vec![u64::MAX; positions];
-    let lengths = (layout.parity_bytes(), description.to_bytes()?.len() as u64);
-    let refused = |why: String| io::Error::new(io::ErrorKind::PermissionDenied, why);
+    let lengths = Lengths { region: layout.parity_bytes(), description: description.to_bytes()?.len() as u64 };
     let empty = || (0..positions).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
+    let refused = |why| io::Error::new(io::ErrorKind::PermissionDenied, why);
     let own = holder.parity_room(&task.of, lengths, task.base).map_err(refused)?;
-    if let Some(slot) = &own
-        && !slot.begin()
-    {
-        return Err(io::ErrorKind::ResourceBusy.into());
-    }
+    // SAFETY: only this agent writes slots of parity (`Holder::new`), and nothing else in it writes
+    // this one (the caller's promise).
+    let begin_own = |slot: Arc<Slot>| unsafe { slot.begin() }.ok_or(io::ErrorKind::ResourceBusy);
+    let own = own.map(begin_own).transpose()?;
     let mut outputs = vec![Output { crcs: empty(), to: own.map_or(To::Nowhere, To::Slot) }];
     for (number, peer) in (1..).zip(&task.keepers) {
         let mut stream = streams.take(peer)?;
@@ -197,9 +187,11 @@ fn give_back(task: &Task, streams: &Streams, found: Vec<Option<Found>>) {
     }
 }
 
-/// Announces a parity shard; false when it is there already. Else positions may follow, up to [`end`].
-fn begin(stream: &mut Stream, task: &Task, number: u32, (region, description): (u64, u64)) -> io::Result<bool> {
+/// Announces a parity shard; false when it is there already. Else positions may follow, up to
+/// [`end`].
+fn begin(stream: &mut Stream, task: &Task, number: u32, lengths: Lengths) -> io::Result<bool> {
     let of = ParityWant { number, ..task.of };
+    let Lengths { region, description } = lengths;
     match stream.ask(&Ask::Parity { of, round: task.round, region, description, base: task.base })? {
         Answer::Done => Ok(true),
         Answer::Missing(_) => Ok(false),
@@ -211,15 +203,28 @@ fn end(stream: &mut Stream) -> io::Result<()> {
     stream.tcp.write_all(&[0; HEADER])
 }
 
+/// A position, and how many times it has arrived damaged.
+#[derive(Clone, Copy)]
+struct Attempt {
+    position: usize,
+    failed: u32,
+}
+
+impl Attempt {
+    /// The next attempt; `None` after the last.
+    fn again(self) -> Option<Self> {
+        (self.failed + 1 < ATTEMPTS).then_some(Attempt { failed: self.failed + 1, ..self })
+    }
+}
+
 /// Bytes of each member that were asked for.
 #[derive(Clone, Copy)]
 struct Extent {
-    position: usize,
+    of: Attempt,
     from: usize,
     bytes: usize,
     /// Nothing more is asked for before they have arrived.
     alone: bool,
-    attempts: u32,
 }
 
 /// What one thread has at hand.
@@ -233,8 +238,8 @@ struct Desk {
     held: Vec<Vec<u8>>,
     /// Checksums of the position at hand, members first, then parity.
     sums: Vec<Running>,
-    /// Positions sent to each keeper and not yet answered, with the attempts so far.
-    sent: Vec<VecDeque<(usize, u32)>>,
+    /// Positions sent to each keeper and not yet answered.
+    sent: Vec<VecDeque<Attempt>>,
 }
 
 impl Work<'_> {
@@ -272,17 +277,17 @@ impl Work<'_> {
     }
 
     fn positions(&self, desk: &mut Desk, range: std::ops::Range<usize>) -> io::Result<()> {
-        let mut left: VecDeque<(usize, u32)> = range.map(|position| (position, 0)).collect();
+        let mut left: VecDeque<Attempt> = range.map(|position| Attempt { position, failed: 0 }).collect();
         let (mut asked, mut at): (VecDeque<Extent>, usize) = (VecDeque::new(), 0);
         loop {
-            while let Some((position, attempts)) = left.front().copied() {
+            while let Some(of) = left.front().copied() {
                 if asked.len() >= self.window.buffers.max(1) || asked.back().is_some_and(|e| e.alone) {
                     break;
                 }
-                let extent = self.ask(desk, (position, attempts), at)?;
+                let extent = self.ask(desk, of, at)?;
                 at += extent.bytes;
                 asked.push_back(extent);
-                if at >= self.layout.length(position) {
+                if at >= self.layout.length(of.position) {
                     left.pop_front();
                     at = 0;
                 }
@@ -299,24 +304,24 @@ impl Work<'_> {
             if extent.alone {
                 self.gate.arrived(true);
             }
-            if extent.from + extent.bytes < self.layout.length(extent.position) {
+            if extent.from + extent.bytes < self.layout.length(extent.of.position) {
                 continue;
             }
-            let again = (extent.position, extent.attempts + 1);
-            match self.arrived_whole(desk, extent.position) {
-                None => self.bring(desk, (extent.position, extent.attempts), &mut left)?,
-                Some(member) if again.1 >= ATTEMPTS => {
-                    let why =
-                        format!("a chunk of member {member} arrives damaged again and again, or is damaged there");
-                    return Err(io::Error::new(io::ErrorKind::InvalidData, why));
-                }
-                Some(_) => left.push_back(again),
-            }
+            let Some(member) = self.arrived_whole(desk, extent.of.position) else {
+                self.bring(desk, extent.of, &mut left)?;
+                continue;
+            };
+            let damaged = || {
+                let why = format!("a chunk of member {member} arrives damaged again and again, or is damaged there");
+                io::Error::new(io::ErrorKind::InvalidData, why)
+            };
+            left.push_back(extent.of.again().ok_or_else(damaged)?);
         }
     }
 
     /// Asks every member for its bytes of an extent from `from` on.
-    fn ask(&self, desk: &mut Desk, (position, attempts): (usize, u32), from: usize) -> io::Result<Extent> {
+    fn ask(&self, desk: &mut Desk, of: Attempt, from: usize) -> io::Result<Extent> {
+        let position = of.position;
         let length = self.layout.length(position);
         let members = desk.lanes.iter().flatten().count().max(1);
         let most = self.window.extent.next_multiple_of(GRAIN).min(length - from);
@@ -332,7 +337,7 @@ impl Work<'_> {
                 frame::write(&mut lane.stream.tcp, &ask)?;
             }
         }
-        Ok(Extent { position, from, bytes, alone, attempts })
+        Ok(Extent { of, from, bytes, alone })
     }
 
     /// Where in a member's region its bytes of an extent are; what is missing at the end is zeros.
@@ -341,7 +346,8 @@ impl Work<'_> {
         chunk.end.min(chunk.start + from)..chunk.end.min(chunk.start + from + bytes)
     }
 
-    /// Takes an extent off the streams, piece by piece, and computes its parity while it is in the cache.
+    /// Takes an extent off the streams, piece by piece, and computes its parity while it is in the
+    /// cache.
     fn take(&self, desk: &mut Desk, extent: Extent) -> io::Result<()> {
         let Desk { lanes, encoder, pieces, held, sums, .. } = desk;
         if extent.from == 0 {
@@ -353,7 +359,7 @@ impl Work<'_> {
             let n = PIECE_BYTES.min(extent.bytes - done);
             let from = extent.from + done;
             for (member, (lane, piece)) in lanes.iter_mut().zip(pieces.iter_mut()).enumerate() {
-                let there = self.there(member, extent.position, from, n).len();
+                let there = self.there(member, extent.of.position, from, n).len();
                 piece.resize(n, 0);
                 let (bytes, zeros) = piece.split_at_mut(there);
                 zeros.fill(0);
@@ -362,7 +368,7 @@ impl Work<'_> {
                 }
                 sums.get_mut(member).into_iter().for_each(|s| s.read(bytes));
             }
-            let (data, at) = (pieces.len(), self.layout.parity(extent.position).start + from);
+            let (data, at) = (pieces.len(), self.layout.parity(extent.of.position).start + from);
             encoder.encode(pieces, |number, piece| {
                 sums.get_mut(data + number).into_iter().for_each(|s| s.read(piece));
                 match (self.outputs.get(number).map(|o| &o.to), held.get_mut(number)) {
@@ -388,16 +394,11 @@ impl Work<'_> {
     }
 
     /// Notes the checksums of a position, and sends it to whoever keeps it.
-    fn bring(
-        &self,
-        desk: &mut Desk,
-        (position, attempts): (usize, u32),
-        left: &mut VecDeque<(usize, u32)>,
-    ) -> io::Result<()> {
+    fn bring(&self, desk: &mut Desk, of: Attempt, left: &mut VecDeque<Attempt>) -> io::Result<()> {
         let data = self.task.members.len();
         for (number, output) in self.outputs.iter().enumerate() {
             let sum = desk.sums.get(data + number).map_or(0, |s| s.value());
-            output.crcs.get(position).into_iter().for_each(|c| c.store(sum, Ordering::Release));
+            output.crcs.get(of.position).into_iter().for_each(|c| c.store(sum, Ordering::Release));
             let To::Keeper(_) = output.to else { continue };
             self.answers(desk, number, self.window.buffers.max(1), left)?;
             let (Some(Some(stream)), Some(bytes)) = (desk.keepers.get_mut(number), desk.held.get(number)) else {
@@ -412,7 +413,7 @@ impl Work<'_> {
                 let n = n.min(bytes.len() - passed);
                 if passed == 0 {
                     let length = count(bytes.len())?;
-                    let mut header = (self.layout.parity(position).start as u64).to_le_bytes().to_vec();
+                    let mut header = (self.layout.parity(of.position).start as u64).to_le_bytes().to_vec();
                     header.extend(length.to_le_bytes());
                     header.extend(sum.to_le_bytes());
                     stream.tcp.write_all(&header)?;
@@ -423,19 +424,13 @@ impl Work<'_> {
                     self.gate.arrived(true);
                 }
             }
-            desk.sent.get_mut(number).into_iter().for_each(|s| s.push_back((position, attempts)));
+            desk.sent.get_mut(number).into_iter().for_each(|s| s.push_back(of));
         }
         Ok(())
     }
 
     /// Takes answers of a keeper until no more than `most` positions are under way to it.
-    fn answers(
-        &self,
-        desk: &mut Desk,
-        number: usize,
-        most: usize,
-        left: &mut VecDeque<(usize, u32)>,
-    ) -> io::Result<()> {
+    fn answers(&self, desk: &mut Desk, number: usize, most: usize, left: &mut VecDeque<Attempt>) -> io::Result<()> {
         let (Some(Some(stream)), Some(sent)) = (desk.keepers.get_mut(number), desk.sent.get_mut(number)) else {
             return Ok(());
         };
@@ -443,33 +438,31 @@ impl Work<'_> {
             let mut answer = [0; 8];
             stream.tcp.read_exact(&mut answer)?;
             let answer = u64::from_le_bytes(answer);
-            let Some((position, attempts)) = sent.pop_front() else { break };
-            if answer & !DAMAGED != self.layout.parity(position).start as u64 {
+            let Some(of) = sent.pop_front() else { break };
+            if answer & !DAMAGED != self.layout.parity(of.position).start as u64 {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "answer to a position that was not sent"));
             }
             if answer & DAMAGED != 0 {
-                if attempts + 1 >= ATTEMPTS {
-                    return Err(io::Error::new(io::ErrorKind::InvalidData, "parity arrives damaged again and again"));
-                }
-                left.push_back((position, attempts + 1));
+                let damaged = || io::Error::new(io::ErrorKind::InvalidData, "parity arrives damaged again and again");
+                left.push_back(of.again().ok_or_else(damaged)?);
             }
         }
         Ok(())
     }
 
     /// Everything has arrived: the parity shards become what they are.
-    fn seal(&self, mut description: Description) -> io::Result<()> {
-        for (number, output) in (0..).zip(&self.outputs) {
+    fn seal(self, mut description: Description) -> io::Result<()> {
+        for (number, output) in (0..).zip(self.outputs) {
             description.number = number;
             description.crcs = output.crcs.iter().map(|c| c.load(Ordering::Acquire)).collect();
             let json = description.to_bytes()?;
-            match &output.to {
+            match output.to {
                 To::Slot(slot) => {
-                    slot.describe(self.task.of.label(self.task.run), &json, self.lengths.0)?;
-                    slot.finish(None);
+                    slot.describe(self.task.of.label(self.task.run), &json, self.lengths.region)?;
+                    slot.seal(None);
                 }
                 To::Keeper(peer) => {
-                    let mut stream = self.streams.take(peer)?;
+                    let mut stream = self.streams.take(&peer)?;
                     if begin(&mut stream, self.task, number, self.lengths)? {
                         end(&mut stream)?;
                         frame::write(&mut stream.tcp, &Ask::SealParity { bytes: json.len() as u64, crc: crc(&json) })?;
@@ -479,7 +472,7 @@ impl Work<'_> {
                             other => return Err(unexpected(&other)),
                         }
                     }
-                    self.streams.give(peer, stream);
+                    self.streams.give(&peer, stream);
                 }
                 To::Nowhere => {}
             }

@@ -4,8 +4,9 @@ use super::code::GRAIN;
 use crate::format::digest::CHUNK_BYTES;
 use std::ops::Range;
 
-/// Chunks of a region of `bytes`: so many in each of `parts` parts, and so many parts that have one more. The one more comes
-/// from the region's end: where it is short, so is what is computed from it.
+/// Chunks of a region of `bytes`: so many in each of `parts` parts, and so many parts that have one
+/// more. The one more comes from the region's end: where it is short, so is what is computed from
+/// it.
 fn shares(bytes: u64, parts: usize) -> (usize, usize) {
     let chunks = usize::try_from(bytes.div_ceil(CHUNK_BYTES as u64)).unwrap_or(usize::MAX);
     (chunks / parts.max(1), chunks % parts.max(1))
@@ -21,7 +22,8 @@ pub fn place(bytes: u64, parts: usize, chunk: usize) -> (usize, usize) {
     }
 }
 
-/// A stripe over the regions of its members (0 where a node has no such rank): position by position, one chunk of each.
+/// A stripe over the regions of its members (0 where a node has no such rank): position by
+/// position, one chunk of each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     regions: Vec<u64>,

@@ -1,4 +1,5 @@
-//! Parity shards: what they say of themselves, and how they arrive from the node that has computed them.
+//! Parity shards: what they say of themselves, and how they arrive from the node that has computed
+//! them.
 
 use super::layout::Layout;
 use crate::arena::{Label, Slot, SlotError, State};
@@ -7,6 +8,7 @@ use crate::format::index::Index;
 use crate::fused::Running;
 use crate::replicate::bringers::Bringers;
 use crate::replicate::protocol::{DAMAGED, ParityWant};
+use crate::replicate::refusal::Refusal;
 use everstep_core::id::{Generation, Rank, Step};
 use everstep_core::message::{Parity, Purpose};
 use everstep_wire::limits::INDEX_BYTES_MAX;
@@ -16,7 +18,8 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::sync::{Arc, OnceLock};
 
-/// Bytes before each position of a parity shard on a stream: offset (u64), length (u32), checksum (u64), little endian.
+/// Bytes before each position of a parity shard on a stream: offset (u64), length (u32), checksum
+/// (u64), little endian.
 pub const HEADER: usize = 20;
 /// Bytes that are received and summed while they are in the cache.
 const PIECE_BYTES: usize = 256 << 10;
@@ -32,7 +35,8 @@ pub struct Described {
     pub index: Box<RawValue>,
 }
 
-/// What a parity shard was computed from, and its own checksums. Enough to compute any of its members' shards again.
+/// What a parity shard was computed from, and its own checksums. Enough to compute any of its
+/// members' shards again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Description {
     /// Which of the stripe's parity shards this is.
@@ -145,14 +149,29 @@ pub fn verify(slot: &Slot) -> Result<(), SlotError> {
     Ok(())
 }
 
+/// A parity shard, and the round of replication in which it is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParityRound {
+    /// Which parity shard.
+    pub want: ParityWant,
+    /// The round.
+    pub round: u64,
+}
+
+/// How long a parity shard is.
+#[derive(Clone, Copy, Debug)]
+pub struct Lengths {
+    /// Of its region.
+    pub region: u64,
+    /// Of its description, at most.
+    pub description: u64,
+}
+
 /// A parity shard on its way here.
 #[derive(Debug)]
 pub struct Incoming {
     /// Which, and in which round.
-    pub of: ParityWant,
-    /// The round.
-    pub round: u64,
-    slot: Arc<Slot>,
+    pub of: ParityRound,
     region: u64,
     /// Checksums of what has come.
     crcs: Vec<OnceLock<u64>>,
@@ -163,27 +182,27 @@ pub struct Incoming {
 impl Incoming {
     /// Begins to fill `slot` with so many bytes.
     ///
+    /// # Safety
+    /// As [`Slot::begin`].
+    ///
     /// # Errors
-    /// A sentence: the slot is needed, or too small.
-    pub fn begin(
+    /// [`Refusal`]: the slot is needed, or too small.
+    pub unsafe fn begin(
         slot: Arc<Slot>,
-        (of, round): (ParityWant, u64),
-        (region, description): (u64, u64),
-    ) -> Result<Self, String> {
+        of: ParityRound,
+        Lengths { region, description }: Lengths,
+    ) -> Result<Self, Refusal> {
         if !slot.fits(region, description) {
-            return Err("the parity shard is larger than its slot".into());
+            return Err(Refusal::ParityLongerThanSlot);
         }
-        if !slot.begin() {
-            return Err("the slot is still needed".into());
-        }
-        let positions = usize::try_from(region.div_ceil(CHUNK_BYTES as u64)).map_err(|e| e.to_string())?;
+        // SAFETY: the caller lets nobody else write the slot while `writing` lives.
+        let writing = unsafe { slot.begin() }.ok_or(Refusal::SlotNeeded)?;
+        let positions = usize::try_from(region.div_ceil(CHUNK_BYTES as u64))?;
         Ok(Incoming {
             of,
-            round,
-            slot,
             region,
             crcs: (0..positions).map(|_| OnceLock::new()).collect(),
-            bringers: Bringers::default(),
+            bringers: Bringers::of(writing),
         })
     }
 
@@ -208,15 +227,15 @@ impl Incoming {
             if at % CHUNK_BYTES as u64 != 0 || bytes != expected {
                 return Err(wrong("not a position of this parity shard"));
             }
-            let _writing = self.bringers.write()?;
+            let writing = self.bringers.write()?;
             let done = self.crcs.get(position).ok_or_else(|| wrong("not a position of this parity shard"))?;
             let (from, bytes) = (position * CHUNK_BYTES, usize::try_from(bytes).map_err(io::Error::other)?);
             let (mut sum, mut got) = (Running::default(), 0);
             while got < bytes {
                 let n = PIECE_BYTES.min(bytes - got);
-                // SAFETY: the slot is being written by this alone, and a position comes once: again only after it came
-                // damaged, from the same sender.
-                let piece = unsafe { self.slot.region_mut(from + got, n)? };
+                // SAFETY: the slot is being written by this alone (`writing`), and a position comes
+                // once: again only after it came damaged, from the same sender.
+                let piece = unsafe { writing.slot()?.region_mut(from + got, n)? };
                 tcp.read_exact(piece)?;
                 sum.read(piece);
                 got += n;
@@ -229,17 +248,18 @@ impl Incoming {
     /// Seals the slot if everything is there that the description speaks of.
     ///
     /// # Errors
-    /// A sentence.
-    pub fn seal(&self, json: &[u8]) -> Result<(), String> {
-        let found = Description::from_bytes(json).map_err(|e| e.to_string())?;
+    /// [`Refusal`].
+    pub fn seal(&self, json: &[u8]) -> Result<(), Refusal> {
+        let found = Description::from_bytes(json)?;
         let came: Vec<Option<u64>> = self.crcs.iter().map(|c| c.get().copied()).collect();
         let all = found.crcs.iter().map(|c| Some(*c)).eq(came) && found.layout().parity_bytes() == self.region;
-        if !all || found.number != self.of.number || self.bringers.is_over() {
-            return Err("the parity shard is not complete".into());
+        if !all || found.number != self.of.want.number || self.bringers.is_over() {
+            return Err(Refusal::Incomplete);
         }
         let run = found.members.iter().flatten().map(|m| m.label.run).next().unwrap_or_default();
-        self.slot.describe(self.of.label(run), json, self.region).map_err(|e| e.to_string())?;
-        self.slot.finish(None);
+        let slot = self.bringers.take().ok_or(Refusal::Incomplete)?;
+        slot.describe(self.of.want.label(run), json, self.region)?;
+        slot.seal(None);
         Ok(())
     }
 }

@@ -1,5 +1,6 @@
-//! A lost shard, computed from what is left of its stripes: from any k of each, the next where one is gone or damaged. Every
-//! source is verified before it is used, and every chunk that comes out against the checksum of its capture.
+//! A lost shard, computed from what is left of its stripes: from any k of each, the next where one
+//! is gone or damaged. Every source is verified before it is used, and every chunk that comes out
+//! against the checksum of its capture.
 
 use super::code::{Decoder, GRAIN};
 use super::layout::{Layout, place};
@@ -13,12 +14,14 @@ use crate::replicate::pull::{Found, find};
 use everstep_core::id::Rank;
 use everstep_wire::frame;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, Read};
-use std::sync::Mutex;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// Threads per part; each has a stream to every source.
 const THREADS: usize = 2;
-/// Bytes of each shard that are decoded at a time: to find out how costs as much as some hundred kilobytes.
+/// Bytes of each shard that are decoded at a time: to find out how costs as much as some hundred
+/// kilobytes.
 const PIECE_BYTES: usize = CHUNK_BYTES;
 
 /// What is left of the stripe of one part.
@@ -33,6 +36,9 @@ pub struct Sources {
     /// Who holds its parity shards.
     pub parity: Vec<Option<Peer>>,
 }
+
+/// Where computed bytes go: into a slot that is being written, or under repair.
+type Store<'a> = &'a (dyn Fn(usize, &[u8]) -> io::Result<()> + Sync);
 
 /// A shard to compute: its parts in order.
 #[derive(Clone, Debug)]
@@ -57,6 +63,11 @@ pub struct Outline {
 
 fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
+}
+
+/// Nothing may wait for another silent peer when it is over.
+fn stop_if(over: &AtomicBool) -> io::Result<()> {
+    if over.load(Ordering::Acquire) { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
 }
 
 /// Asks what the shard is.
@@ -104,25 +115,28 @@ impl Task {
         Ok(Outline { label: member.label, region: member.region, json, index })
     }
 
-    /// Computes the whole shard into `slot`, and seals it.
+    /// Computes the whole shard into `slot`, and seals it. Stops soon when `over` is set.
+    ///
+    /// # Safety
+    /// As [`Slot::begin`], until this returns.
     ///
     /// # Errors
-    /// `InvalidData` when too little of a stripe is good; `StorageFull` and `ResourceBusy` for a slot that is too small or
-    /// needed. The slot is then not sealed.
-    pub fn fill(&self, slot: &Slot, outline: &Outline) -> io::Result<()> {
+    /// `InvalidData` when too little of a stripe is good; `StorageFull` and `ResourceBusy` for a
+    /// slot that is too small or needed; `Interrupted` when it was stopped. The slot is then not
+    /// sealed.
+    pub unsafe fn fill(&self, slot: &Arc<Slot>, outline: &Outline, over: &AtomicBool) -> io::Result<()> {
         if !slot.fits(outline.region, outline.json.len() as u64) {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        if !slot.begin() {
-            return Err(io::ErrorKind::ResourceBusy.into());
-        }
+        // SAFETY: the caller lets nobody else write the slot until this returns.
+        let slot = unsafe { slot.begin() }.ok_or(io::ErrorKind::ResourceBusy)?;
         slot.describe(outline.label, &outline.json, outline.region)?;
         let chunks: Vec<usize> = (0..outline.index.chunks()).collect();
-        let done = self.compute(slot, outline, &chunks)?;
+        let done = self.compute(&|from, bytes| slot.store(from, bytes), outline, &chunks, over)?;
         if done.len() < chunks.len() {
             return Err(invalid("too little is left of a stripe"));
         }
-        slot.finish(None);
+        slot.seal(None);
         Ok(())
     }
 
@@ -130,20 +144,22 @@ impl Task {
     ///
     /// # Errors
     /// Those of the network; `NotFound` when the parity is of other bytes.
-    pub fn heal(&self, slot: &Repair<'_>, chunks: &[usize]) -> io::Result<Vec<usize>> {
+    pub fn heal(&self, slot: &Repair<'_>, chunks: &[usize], over: &AtomicBool) -> io::Result<Vec<usize>> {
         let outline = outline(self)?;
         let (_, own) = slot.described().map_err(|e| invalid(&e.to_string()))?;
         if own != outline.json {
             return Err(io::ErrorKind::NotFound.into());
         }
-        self.compute(slot, &outline, chunks)
+        self.compute(&|from, bytes| slot.store(from, bytes), &outline, chunks, over)
     }
 
-    /// What the stripe of a part was computed from, as the first parity shard of it that answers says: one that means the same shard as
-    /// `outline` does. Another length would be another place for every chunk.
-    fn known(&self, stripe: &Sources, part: usize, outline: &Outline) -> io::Result<Known> {
+    /// What the stripe of a part was computed from, as the first parity shard of it that answers
+    /// says: one that means the same shard as `outline` does. Another length would be another place
+    /// for every chunk.
+    fn known(&self, stripe: &Sources, part: usize, outline: &Outline, over: &AtomicBool) -> io::Result<Known> {
         let mut trouble = io::Error::from(io::ErrorKind::NotFound);
         for (number, peer) in stripe.parity.iter().enumerate() {
+            stop_if(over)?;
             let Some(peer) = peer else { continue };
             match described(peer, &self.parity(stripe, number)) {
                 Ok((_, found)) => {
@@ -163,7 +179,13 @@ impl Task {
     }
 
     /// Computes chunks; returns those that are good.
-    fn compute(&self, slot: &Slot, outline: &Outline, chunks: &[usize]) -> io::Result<Vec<usize>> {
+    fn compute(
+        &self,
+        store: Store<'_>,
+        outline: &Outline,
+        chunks: &[usize],
+        over: &AtomicBool,
+    ) -> io::Result<Vec<usize>> {
         let done = Mutex::new(Vec::new());
         for (part, stripe) in self.stripes.iter().enumerate() {
             let here = |chunk: &usize| place(outline.region, self.stripes.len(), *chunk).0 == part;
@@ -171,13 +193,13 @@ impl Task {
             if wanted.is_empty() {
                 continue;
             }
-            let known = self.known(stripe, part, outline)?;
+            let known = self.known(stripe, part, outline, over)?;
             let run = |chunks: &[usize]| {
                 let (lanes, bad) = (BTreeMap::new(), BTreeSet::new());
-                let mut desk = Desk { task: self, stripe, part, outline, known: &known, lanes, bad };
+                let mut desk = Desk { task: self, stripe, part, outline, known: &known, lanes, bad, over };
                 let mut decoder = Decoder::new(stripe.members.len(), stripe.parity.len())?;
                 chunks.iter().try_for_each(|chunk| {
-                    desk.chunk(slot, &mut decoder, *chunk)?;
+                    desk.chunk(store, &mut decoder, *chunk)?;
                     done.lock().map_err(|_| invalid("a reader panicked"))?.push(*chunk);
                     Ok(())
                 })
@@ -222,20 +244,22 @@ struct Desk<'a> {
     lanes: BTreeMap<usize, Lane>,
     /// Sources that are of no use.
     bad: BTreeSet<usize>,
+    over: &'a AtomicBool,
 }
 
 impl Desk<'_> {
     /// Computes one chunk, from other sources as long as some are left.
-    fn chunk(&mut self, slot: &Slot, decoder: &mut Decoder, chunk: usize) -> io::Result<()> {
+    fn chunk(&mut self, store: Store<'_>, decoder: &mut Decoder, chunk: usize) -> io::Result<()> {
         let data = self.stripe.members.len();
         let (_, position) = place(self.outline.region, data, chunk);
         loop {
+            stop_if(self.over)?;
             let usable = |source: &usize| *source != self.part && !self.bad.contains(source);
             let chosen: Vec<usize> = (0..data + self.stripe.parity.len()).filter(usable).take(data).collect();
             if chosen.len() < data {
                 return Err(invalid("too little is left of a stripe"));
             }
-            match self.attempt(slot, decoder, (chunk, position), &chosen) {
+            match self.attempt(store, decoder, chunk, position, &chosen) {
                 Ok(()) => return Ok(()),
                 Err(Trouble::Source(source)) => self.bad.insert(source),
                 Err(Trouble::Here(e)) => return Err(e),
@@ -247,9 +271,10 @@ impl Desk<'_> {
 
     fn attempt(
         &mut self,
-        slot: &Slot,
+        store: Store<'_>,
         decoder: &mut Decoder,
-        (chunk, position): (usize, usize),
+        chunk: usize,
+        position: usize,
         chosen: &[usize],
     ) -> Result<(), Trouble> {
         let layout = &self.known.layout;
@@ -276,7 +301,10 @@ impl Desk<'_> {
                 let (bytes, zeros) = piece.split_at_mut(n.min(there(*source).len().saturating_sub(done)));
                 zeros.fill(0);
                 if let Some(lane) = self.lanes.get_mut(source).filter(|_| !bytes.is_empty()) {
-                    lane.stream.tcp.read_exact(bytes).map_err(|_| Trouble::Source(*source))?;
+                    lane.stream.read_while(bytes, self.over).map_err(|e| match e.kind() {
+                        io::ErrorKind::Interrupted => Trouble::Here(e),
+                        _ => Trouble::Source(*source),
+                    })?;
                 }
                 sum.read(bytes);
             }
@@ -285,7 +313,7 @@ impl Desk<'_> {
                 .decode(&pieces, self.part, |piece| {
                     let piece = piece.get(..own).unwrap_or_default();
                     sum.read(piece);
-                    if piece.is_empty() { Ok(()) } else { slot.store(target.start + done, piece) }
+                    if piece.is_empty() { Ok(()) } else { store(target.start + done, piece) }
                 })
                 .map_err(Trouble::Here)?;
             done += n;
@@ -305,6 +333,7 @@ impl Desk<'_> {
 
     fn lane(&mut self, source: usize) -> io::Result<&mut Lane> {
         if !self.lanes.contains_key(&source) {
+            stop_if(self.over)?;
             let lane = self.open(source)?;
             self.lanes.insert(source, lane);
         }

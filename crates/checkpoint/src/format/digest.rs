@@ -1,4 +1,5 @@
-//! CRC-64/NVME: per 1 MiB chunk while copying, combined into that of a whole file without reading again.
+//! CRC-64/NVME: per 1 MiB chunk while copying, combined into that of a whole file without reading
+//! again.
 
 use crc_fast::{CrcAlgorithm, checksum};
 

@@ -1,5 +1,6 @@
-//! The side index of a shard: which tensor lies where in the region of contiguous bytes. There is no index that was not checked:
-//! whatever it was read from, names are unique, lengths are those of type and shape, and they add up.
+//! The side index of a shard: which tensor lies where in the region of contiguous bytes. There is
+//! no index that was not checked: whatever it was read from, names are unique, lengths are those of
+//! type and shape, and they add up.
 
 use super::digest::CHUNK_BYTES;
 use super::dtype::tensor_bytes;
@@ -60,7 +61,8 @@ impl Tensor {
     fn check(&self) -> Result<(), IndexError> {
         let length = Some(self.shape.len()).filter(|n| *n <= TENSOR_DIMENSIONS_MAX);
         let length = length.and_then(|_| tensor_bytes(&self.dtype, &self.shape));
-        // The figure `crafted-checkpoints` builds a reader without this check, which its sanitizer must catch.
+        // The figure `crafted-checkpoints` builds a reader without this check, which its sanitizer
+        // must catch.
         if length == Some(self.bytes) || cfg!(everstep_unchecked_lengths) {
             return Ok(());
         }

@@ -31,7 +31,8 @@ pub struct Manifest {
     /// Who published it; `None` in manifests from before directories had owners.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub writer: Option<Mark>,
-    /// Which checkpoints it continues; `None` in earlier ones, and in those that were not saved by a training loop.
+    /// Which checkpoints it continues; `None` in earlier ones, and in those that were not saved by
+    /// a training loop.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lineage: Option<Lineage>,
     /// One file per rank.
@@ -52,7 +53,7 @@ struct Sealed {
 }
 
 /// Why bytes are not a manifest.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ManifestError {
     /// Longer than the limit.
     #[error("manifest of {0} bytes is over the limit of {MANIFEST_BYTES_MAX}")]
@@ -75,9 +76,10 @@ impl Manifest {
         self.shards.iter().map(|s| s.purpose).max().unwrap_or_default()
     }
 
-    /// May be put in place of another one: an automatic checkpoint of the same step in the same branch, or one that the user saved there
-    /// a moment ago, in the same generation, and saves again; or, where both are of no branch (`exactly`), one that the user saved under
-    /// the same name. What lacks an object of it replaces nothing in a branch.
+    /// May be put in place of another one: an automatic checkpoint of the same step in the same
+    /// branch, or one that the user saved there a moment ago, in the same generation, and saves
+    /// again; or, where both are of no branch (`exactly`), one that the user saved under the same
+    /// name. What lacks an object of it replaces nothing in a branch.
     #[must_use]
     pub fn stands_for(&self, there: &Manifest, run: RunId, exactly: bool) -> bool {
         let turn = |m: &Manifest| m.writer.filter(|w| w.run == run).map(|w| w.turn());

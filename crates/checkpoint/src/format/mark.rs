@@ -1,9 +1,11 @@
-//! The writer's mark: who wrote a checkpoint, or half of one. What carries no mark of this directory's run is not ours to touch.
+//! The writer's mark: who wrote a checkpoint, or half of one. What carries no mark of this
+//! directory's run is not ours to touch.
 
 use everstep_core::id::RunId;
 use serde::{Deserialize, Serialize};
 
-/// Name of the file with the mark, the first one in a directory that is not published yet; it stays when it is.
+/// Name of the file with the mark, the first one in a directory that is not published yet; it stays
+/// when it is.
 pub const MARK_FILE: &str = "everstep-mark.json";
 
 /// Who writes.
@@ -34,7 +36,8 @@ impl Mark {
     }
 }
 
-/// Reads [`Mark::turn_text`], or the generation alone as it was written before directories had owners.
+/// Reads [`Mark::turn_text`], or the generation alone as it was written before directories had
+/// owners.
 #[must_use]
 pub fn turn_of(text: &str) -> Option<(u64, u64)> {
     match text.split_once('.') {

@@ -1,11 +1,13 @@
-//! What readers accept of the length of names and shapes, asked before anything is captured: what is published can be read.
+//! What readers accept of the length of names and shapes, asked before anything is captured: what
+//! is published can be read.
 
 use super::digest::CHUNK_BYTES;
 use super::index::Tensor;
 use super::shard::{PLACES, VALUE_PREFIX};
 use everstep_wire::limits::{HEADER_BYTES_MAX, INDEX_BYTES_MAX};
 
-/// What a line of a header has more than one of an index: offsets, of which the region's limit allows fourteen digits each.
+/// What a line of a header has more than one of an index: offsets, of which the region's limit
+/// allows fourteen digits each.
 const LINE_BYTES: u64 = 40;
 /// Step, rank, world size and the padding to a page.
 const REST_BYTES: u64 = 8192;
@@ -35,25 +37,34 @@ impl Header {
         }
     }
 
-    /// Refuses tensors whose header no reader would take. `json` is the length of their index without checksums, `region` that of
-    /// their bytes.
+    /// Refuses tensors whose header no reader would take. `json` is the length of their index
+    /// without checksums, `region` that of their bytes.
     ///
     /// # Errors
-    /// A sentence saying what is too long.
-    pub fn check(&self, json: u64, region: u64) -> Result<(), String> {
+    /// [`HeaderTooLong`].
+    pub fn check(&self, json: u64, region: u64) -> Result<(), HeaderTooLong> {
         let chunks = region.div_ceil(CHUNK_BYTES as u64);
         let lines = json + LINE_BYTES * self.tensors;
         let header = lines + 16 * chunks + 36 * self.values + self.places + REST_BYTES;
         if header <= HEADER_BYTES_MAX && json + 21 * chunks <= INDEX_BYTES_MAX {
             return Ok(());
         }
-        Err(format!(
-            "names and shapes of the {} tensors of the state take {header} bytes, more than the {HEADER_BYTES_MAX} that a shard's \
-             header may have; use shorter keys, or fewer and larger tensors (the longest name is {})",
-            self.tensors,
-            shown(&self.longest)
-        ))
+        Err(HeaderTooLong { tensors: self.tensors, bytes: header, longest: shown(&self.longest) })
     }
+}
+
+/// A state whose shard no reader would take.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "names and shapes of the {tensors} tensors of the state take {bytes} bytes, more than the {HEADER_BYTES_MAX} that a shard's \
+     header may have; use shorter keys, or fewer and larger tensors (the longest name is {longest})"
+)]
+pub struct HeaderTooLong {
+    tensors: u64,
+    /// Length of the header.
+    bytes: u64,
+    /// The longest name, or its beginning.
+    longest: String,
 }
 
 /// A name, or the beginning of a long one.
@@ -97,6 +108,6 @@ mod tests {
     #[test]
     fn a_header_that_no_reader_takes_is_refused() {
         let long = header(&index(std::iter::once("k".repeat(500)))).check(HEADER_BYTES_MAX, 8).unwrap_err();
-        assert!(long.contains("kkk… (500 bytes)"), "{long}");
+        assert!(long.to_string().contains("kkk… (500 bytes)"), "{long}");
     }
 }

@@ -1,6 +1,6 @@
 //! The header of a shard file, which is one of safetensors: its index, and more in the metadata.
 
-use super::index::{Index, Tensor};
+use super::index::{Index, IndexError, Tensor};
 use everstep_wire::limits::HEADER_BYTES_MAX;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -12,11 +12,13 @@ pub const CHUNKS_KEY: &str = "everstep.chunks";
 pub const PLACES_KEY: &str = "everstep.places";
 /// Metadata key of a shard file: checksums of single values, see [`values_to_text`].
 pub const VALUES_KEY: &str = "everstep.values";
-/// What is no tensor of the user's: optimizer groups, random numbers, counters. Read alone, by any rank.
+/// What is no tensor of the user's: optimizer groups, random numbers, counters. Read alone, by any
+/// rank.
 pub const VALUE_PREFIX: &str = "__everstep__/";
-/// The tensor of a shard that says where its tensors belong. For each that is a part of a larger one, as little-endian `u64`: its
-/// number in the shard, 1 for a range of the flattened tensor and 0 for a block, the number of dimensions of the whole, its shape,
-/// and where the part begins (one number, or one for each dimension).
+/// The tensor of a shard that says where its tensors belong. For each that is a part of a larger
+/// one, as little-endian `u64`: its number in the shard, 1 for a range of the flattened tensor and
+/// 0 for a block, the number of dimensions of the whole, its shape, and where the part begins (one
+/// number, or one for each dimension).
 pub const PLACES: &str = "__everstep__/parts";
 /// Values that every step has, whatever objects a training keeps.
 const OF_NO_OBJECT: [&str; 3] = ["extra", "layout", "parts"];
@@ -76,8 +78,8 @@ pub fn chunks_from_text(text: &str) -> Option<Vec<u64>> {
     digits.map(|d| u64::from_str_radix(std::str::from_utf8(d).ok().filter(|d| d.len() == 16)?, 16).ok()).collect()
 }
 
-/// The bytes of [`PLACES`] as text for a header, where a reader of all shards finds it without reading of their regions:
-/// hexadecimal numbers.
+/// The bytes of [`PLACES`] as text for a header, where a reader of all shards finds it without
+/// reading of their regions: hexadecimal numbers.
 #[must_use]
 pub fn places_to_text(table: &[u8]) -> String {
     let (words, _) = table.as_chunks::<8>();
@@ -109,7 +111,8 @@ pub fn places_from_text(text: &str) -> Option<Vec<u64>> {
     Some(table)
 }
 
-/// Checksums (CRC-64/NVME) of single values by where they begin in the region, as text for a header: `offset:checksum`, hexadecimal.
+/// Checksums (CRC-64/NVME) of single values by where they begin in the region, as text for a
+/// header: `offset:checksum`, hexadecimal.
 #[must_use]
 pub fn values_to_text(values: &BTreeMap<u64, u64>) -> String {
     let words: Vec<String> = values.iter().map(|(at, sum)| format!("{at:x}:{sum:x}")).collect();
@@ -136,6 +139,32 @@ pub struct Lines {
 /// What a header says beside the tensors.
 pub type Metadata = BTreeMap<String, String>;
 
+/// Why a shard's header cannot be used.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HeaderError {
+    /// Of unknown structure.
+    #[error("header is no safetensors header: {0}")]
+    Json(String),
+    /// There is a gap before a tensor, or it overlaps the one before.
+    #[error("tensor {name} lies at {start}..{end}, expected to start at {expected}")]
+    Place {
+        /// The tensor.
+        name: String,
+        /// Where it begins.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+        /// Where the tensor before it ends.
+        expected: u64,
+    },
+    /// Tensors that make no index.
+    #[error(transparent)]
+    Index(#[from] IndexError),
+    /// It has no metadata, and so no checksums.
+    #[error("header without metadata")]
+    NoMetadata,
+}
+
 /// The metadata of a header, and its text before and after it.
 fn split_metadata(json: &[u8]) -> Option<(Metadata, [&[u8]; 2])> {
     const KEY: &[u8] = b"\"__metadata__\":{";
@@ -150,8 +179,8 @@ fn split_metadata(json: &[u8]) -> Option<(Metadata, [&[u8]; 2])> {
 /// Where the lines are those of the header `before`, they are compared and not parsed.
 ///
 /// # Errors
-/// A sentence saying what is wrong: unknown structure, gaps, overlaps.
-pub fn parse_safetensors_header(json: &[u8], before: &mut Lines) -> Result<(Index, Metadata), String> {
+/// [`HeaderError`].
+pub fn parse_safetensors_header(json: &[u8], before: &mut Lines) -> Result<(Index, Metadata), HeaderError> {
     let split = split_metadata(json);
     if let Some((metadata, [head, tail])) = &split
         && before.text.strip_prefix(*head) == Some(*tail)
@@ -160,27 +189,27 @@ pub fn parse_safetensors_header(json: &[u8], before: &mut Lines) -> Result<(Inde
         return Ok((before.index.clone(), metadata.clone()));
     }
     let Header { metadata, mut entries } =
-        serde_json::from_slice(json).map_err(|e| format!("header is no safetensors header: {e}"))?;
+        serde_json::from_slice(json).map_err(|e| HeaderError::Json(e.to_string()))?;
     entries.sort();
     let mut at = 0;
     let mut tensors = Vec::with_capacity(entries.len());
     for ((start, end), name, dtype, shape) in entries {
         if start != at || end < start {
-            return Err(format!("tensor {name} lies at {start}..{end}, expected to start at {at}"));
+            return Err(HeaderError::Place { name, start, end, expected: at });
         }
         at = end;
         tensors.push(Tensor { name, dtype, shape, bytes: end - start });
     }
-    let index = Index::new(tensors).map_err(|e| e.to_string())?;
-    let metadata = metadata.ok_or("header without metadata")?;
+    let index = Index::new(tensors)?;
+    let metadata = metadata.ok_or(HeaderError::NoMetadata)?;
     if let Some((_, text)) = split {
         *before = Lines { text: text.concat(), head: text[0].len(), index: index.clone() };
     }
     Ok((index, metadata))
 }
 
-/// A safetensors header as it is written. Read without a tree of values in between: a checkpoint of 256 ranks has a quarter of a
-/// million of its lines.
+/// A safetensors header as it is written. Read without a tree of values in between: a checkpoint of
+/// 256 ranks has a quarter of a million of its lines.
 #[derive(Default)]
 struct Header {
     metadata: Option<Metadata>,

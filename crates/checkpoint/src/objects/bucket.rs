@@ -1,5 +1,6 @@
 //! Stores by their URLs.
 
+use crate::storage::scheme_of;
 use crate::unique::unique;
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -106,8 +107,8 @@ pub(super) fn failed(e: object_store::Error) -> io::Error {
 }
 
 impl Location {
-    /// Opens what a URL names: `s3://bucket/prefix`, `gs://…`, `az://container/…`. Keys and endpoints come from the environment, in the
-    /// variables of each provider's own tools.
+    /// Opens what a URL names: `s3://bucket/prefix`, `gs://…`, `az://container/…`. Keys and
+    /// endpoints come from the environment, in the variables of each provider's own tools.
     ///
     /// # Errors
     /// `InvalidInput` for a URL that names no store, or settings that are incomplete.
@@ -122,9 +123,7 @@ impl Location {
         }
         let key = Key::parse(key).map_err(|e| invalid(&e.to_string()))?;
         let root = format!("{scheme}://{host}");
-        // Who moves to another endpoint means another store.
-        let endpoints: Vec<String> = ENDPOINTS.iter().filter_map(|n| std::env::var(n).ok()).collect();
-        let known = format!("{root} {}", endpoints.join(" "));
+        let known = at_endpoint(&root);
         let mut buckets = BUCKETS.lock().unwrap_or_else(PoisonError::into_inner);
         let bucket = match buckets.get(&known) {
             Some(bucket) => bucket.clone(),
@@ -153,7 +152,8 @@ impl Location {
         Ok((Location::of(Path::new(above))?, step))
     }
 
-    /// The store refuses to put what is there already. Tried once, with an object of our own: some accept the condition and ignore it.
+    /// The store refuses to put what is there already. Tried once, with an object of our own: some
+    /// accept the condition and ignore it.
     pub(super) async fn heeds_conditions(&self) -> io::Result<bool> {
         if let Some(known) = self.bucket.conditional.get() {
             return Ok(*known);
@@ -176,6 +176,22 @@ impl Location {
     }
 }
 
+/// Identifies a bucket among those that are open: after a move to another endpoint, the same name
+/// means another store.
+fn at_endpoint(root: &str) -> String {
+    let endpoints: Vec<String> = ENDPOINTS.iter().filter_map(|n| std::env::var(n).ok()).collect();
+    format!("{root} {}", endpoints.join(" "))
+}
+
+/// Makes URLs that begin with one of `roots` name one bucket in memory.
+#[cfg(test)]
+pub(super) fn keep_in_memory(roots: &[&str], conditional: bool) {
+    let store = Box::new(object_store::memory::InMemory::new());
+    let bucket = Arc::new(Bucket { store, conditional: conditional.into() });
+    let mut buckets = BUCKETS.lock().unwrap_or_else(PoisonError::into_inner);
+    buckets.extend(roots.iter().map(|root| (at_endpoint(root), bucket.clone())));
+}
+
 /// Whether the store answers.
 ///
 /// # Errors
@@ -196,13 +212,14 @@ fn open(scheme: &str, root: &str) -> Result<Box<dyn Store>, String> {
     let plain = ENDPOINTS.iter().any(|name| std::env::var(name).is_ok_and(|endpoint| endpoint.starts_with("http://")));
     let options = ClientOptions::new().with_timeout(REQUEST_TIMEOUT).with_connect_timeout(CONNECT_TIMEOUT);
     let text = |e: object_store::Error| e.to_string();
-    Ok(match scheme {
-        "s3" | "s3a" => {
+    Ok(match scheme_of(scheme) {
+        Some("s3") => {
             let mut builder = AmazonS3Builder::from_env();
             if let Ok(endpoint) = std::env::var("AWS_ENDPOINT_URL_S3") {
                 builder = builder.with_endpoint(endpoint);
             }
-            // Each part goes with its CRC-64/NVME, which the store compares; that makes hashing it for the signature needless.
+            // Each part goes with its CRC-64/NVME, which the store compares; that makes hashing it
+            // for the signature needless.
             if std::env::var("AWS_CHECKSUM_ALGORITHM").is_err() {
                 builder = builder.with_checksum_algorithm(Checksum::CRC64NVME);
             }
@@ -210,17 +227,17 @@ fn open(scheme: &str, root: &str) -> Result<Box<dyn Store>, String> {
             let options = options.with_allow_http(plain);
             Box::new(builder.with_url(root).with_retry(retry).with_client_options(options).build().map_err(text)?)
         }
-        "gs" => {
+        Some("gs") => {
             let builder = GoogleCloudStorageBuilder::from_env().with_url(root).with_retry(retry);
             Box::new(builder.with_client_options(options).build().map_err(text)?)
         }
-        "az" | "azure" | "abfs" | "abfss" | "adl" => {
+        Some("az") => {
             let builder = MicrosoftAzureBuilder::from_env().with_url(root).with_retry(retry);
             Box::new(builder.with_client_options(options).build().map_err(text)?)
         }
-        other => {
+        _ => {
             return Err(format!(
-                "{other}:// is no object store that everstep knows; give s3://, gs:// or az://, or a directory"
+                "{scheme}:// is no object store that everstep knows; give s3://, gs:// or az://, or a directory"
             ));
         }
     })

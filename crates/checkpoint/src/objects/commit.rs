@@ -3,16 +3,19 @@
 use super::bucket::{Location, body, failed, wait};
 use crate::format::manifest::Manifest;
 use crate::format::mark::{self, Mark};
-use crate::storage::{Found, Target};
+use crate::storage::{Found, Target, Unreadable};
 use crate::unique::unique;
+use everstep_core::id::RunId;
 use everstep_core::message::{Purpose, ShardFile};
 use everstep_wire::limits::MANIFEST_BYTES_MAX;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path as Key;
 use object_store::{Error, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutPayload, UpdateVersion};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Manifests that are read at a time.
 const READS: usize = 16;
@@ -20,11 +23,14 @@ const READS: usize = 16;
 const LATE: u64 = 600;
 /// Times that a manifest is put where another writer puts its own.
 const TRIES: usize = 3;
-/// Manifests of one step beside each other, at most: of several branches, or automatic and the user's.
+/// The time limit for withdrawing a manifest.
+const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(15);
+/// Manifests of one step beside each other, at most: of several branches, or automatic and the
+/// user's.
 const NAMES: u32 = 1000;
 
 /// A manifest: its step, the object, what it says or what is wrong with it.
-pub(super) type Read = (u64, ObjectMeta, Result<Manifest, String>);
+pub(super) type Read = (u64, ObjectMeta, Result<Manifest, Unreadable>);
 
 /// A manifest by its name, `step-N.json` or `step-N.G-XXXX.json`: its step.
 fn step_of(key: &Key) -> Option<u64> {
@@ -33,18 +39,34 @@ fn step_of(key: &Key) -> Option<u64> {
     step.parse().ok().filter(|n: &u64| n.to_string() == step)
 }
 
-/// The turn in which a checkpoint was written (see [`crate::format::mark::Mark::turn`]); in older ones, by the name of its first shard.
+/// An attempt to publish a step where the store ignores conditions, by its name
+/// `step-N.E.G-XXXX.json`: its turn.
+fn attempt_of(key: &Key) -> Option<(u64, u64)> {
+    let (_, attempt) = key.filename()?.strip_suffix(".json")?.split_once('.')?;
+    mark::turn_of(attempt.split_once('-')?.0)
+}
+
+/// The turn in which a checkpoint was written (see [`crate::format::mark::Mark::turn`]); in older
+/// ones, by the name of its first shard.
 pub(super) fn turn_of(manifest: &Manifest) -> (u64, u64) {
     let named = || mark::turn_of(manifest.shards.first()?.file.split('-').next()?);
     manifest.writer.map(|w| w.turn()).or_else(named).unwrap_or((0, 0))
 }
 
-/// Makes a checkpoint visible, beside others of its step. Doing it again changes nothing.
+/// Makes a checkpoint visible, beside others of its step. Doing it again changes nothing. `created`
+/// becomes the name that its manifest may have been put under without replacing another one, even
+/// if this fails: the answer to a put can be lost.
 ///
 /// # Errors
-/// Those of the store; `NotFound` when a shard is not there as it was written; `AlreadyExists` when a later generation has published
-/// this step, or when `target` names what something else has.
-pub(super) fn publish(to: &Location, mark: &Mark, manifest: &Manifest, target: Target) -> io::Result<PathBuf> {
+/// Those of the store; `NotFound` when a shard is not there as it was written; `AlreadyExists` when
+/// a later generation has published this step, or when `target` names what something else has.
+pub(super) fn publish(
+    to: &Location,
+    mark: &Mark,
+    manifest: &Manifest,
+    target: Target,
+    created: &mut Option<Key>,
+) -> io::Result<PathBuf> {
     let (step, shards) = (manifest.step, &manifest.shards);
     let bytes: PutPayload = manifest.to_bytes().map_err(io::Error::other)?.into();
     let path = |name: &str| PathBuf::from(format!("{}/{}", to.url, name.trim_end_matches(".json")));
@@ -52,13 +74,19 @@ pub(super) fn publish(to: &Location, mark: &Mark, manifest: &Manifest, target: T
         present(to, step, shards).await?;
         if !to.heeds_conditions().await? {
             let name = format!("step-{step}.{}-{:016x}.json", mark.turn_text(), unique());
-            to.bucket.store.put(&to.join(&format!("manifests/{name}")), bytes).await.map_err(failed)?;
+            let key = created.insert(to.join(&format!("manifests/{name}")));
+            to.bucket.store.put(key, bytes).await.map_err(failed)?;
             return Ok(path(&name));
         }
         for number in 1..=NAMES {
             let name = if number == 1 { format!("step-{step}.json") } else { format!("step-{step}.{number}.json") };
             let key = to.join(&format!("manifests/{name}"));
-            match put(to, &key, &bytes, mark, manifest, target).await? {
+            *created = Some(key.clone());
+            let put = put(to, &key, &bytes, mark, manifest, target, created).await?;
+            if !matches!(put, Put::Done) {
+                *created = None;
+            }
+            match put {
                 Put::Done => return Ok(path(&name)),
                 Put::Taken if target == Target::Branch => {}
                 Put::Taken => {
@@ -92,6 +120,7 @@ async fn put(
     mark: &Mark,
     manifest: &Manifest,
     target: Target,
+    created: &mut Option<Key>,
 ) -> io::Result<Put> {
     let mut mode = PutMode::Create;
     for _ in 0..TRIES {
@@ -100,7 +129,8 @@ async fn put(
             Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {}
             Err(e) => return Err(failed(e)),
         }
-        // Our own, the answer to which was lost; of a past that was given up; or of somebody who is ahead of us.
+        // Our own, the answer to which was lost; of a past that was given up; or of somebody who is
+        // ahead of us.
         let got = to.bucket.store.get(key).await.map_err(failed)?;
         let version = UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
         let Ok(there) = Manifest::from_bytes(&body(got, MANIFEST_BYTES_MAX).await?) else { return Ok(Put::Taken) };
@@ -114,8 +144,34 @@ async fn put(
             return Ok(Put::Outlived);
         }
         mode = PutMode::Update(version);
+        *created = None;
     }
     Ok(Put::Outlived)
+}
+
+/// Deletes a manifest that was put under `key`, if it is still what is there.
+///
+/// # Errors
+/// Those of the store; `TimedOut`.
+pub(super) fn withdraw(from: &Location, key: &Key, manifest: &Manifest) -> io::Result<()> {
+    let withdrawn = async {
+        let there = match from.bucket.store.get(key).await {
+            Ok(got) => body(got, MANIFEST_BYTES_MAX).await?,
+            Err(Error::NotFound { .. }) => return Ok(()),
+            Err(e) => return Err(failed(e)),
+        };
+        // They differ in `saved_at` if an earlier call has put the same shards, and that put may
+        // have replaced something.
+        if Manifest::from_bytes(&there).is_ok_and(|there| there == *manifest) {
+            from.bucket.store.delete(key).await.map_err(failed)?;
+        }
+        Ok(())
+    };
+    wait(async {
+        // A deletion that is retried for minutes could delete what the new owner publishes there.
+        let late = |_| io::Error::new(io::ErrorKind::TimedOut, "the store does not answer");
+        tokio::time::timeout(WITHDRAW_TIMEOUT, withdrawn).await.map_err(late)?
+    })
 }
 
 /// All shards are there, as long as they were written.
@@ -148,42 +204,64 @@ pub(super) async fn manifests(of: &Location) -> io::Result<Vec<Read>> {
 async fn read(of: &Location, step: u64, object: ObjectMeta) -> io::Result<Read> {
     let name = &object.location;
     if object.size > MANIFEST_BYTES_MAX {
-        let wrong = format!("{name} is {} bytes long, over the limit", object.size);
+        let wrong = Unreadable::TooLong { at: name.to_string(), bytes: object.size };
         return Ok((step, object, Err(wrong)));
     }
     let bytes = match of.bucket.store.get(name).await {
         Ok(got) => match body(got, MANIFEST_BYTES_MAX).await {
-            Err(e) if e.kind() == io::ErrorKind::InvalidData => return Ok((step, object, Err(e.to_string()))),
+            Err(e) if e.kind() == io::ErrorKind::InvalidData => {
+                return Ok((step, object, Err(Unreadable::Body(Arc::new(e)))));
+            }
             read => read?,
         },
         // Deleted since.
-        Err(Error::NotFound { .. }) => return Ok((step, object, Err("deleted".into()))),
+        Err(Error::NotFound { .. }) => return Ok((step, object, Err(Unreadable::Deleted))),
         Err(e) => return Err(failed(e)),
     };
-    let manifest = Manifest::from_bytes(&bytes).map_err(|e| format!("{name}: {e}"));
-    let manifest =
-        manifest.and_then(|m| if m.step == step { Ok(m) } else { Err(format!("{name} holds step {}", m.step)) });
+    let manifest = match Manifest::from_bytes(&bytes) {
+        Ok(m) if m.step == step => Ok(m),
+        Ok(m) => Err(Unreadable::OtherStep { at: name.to_string(), step: m.step }),
+        Err(source) => Err(Unreadable::Invalid { at: name.to_string(), source }),
+    };
     Ok((step, object, manifest))
 }
 
-/// What cannot be told apart by anything but its time: automatic checkpoints of a step and branch, and each of the user's.
-fn kind_of(step: u64, object: &ObjectMeta, manifest: &Result<Manifest, String>) -> (u64, Option<u64>, Option<Key>) {
-    match manifest {
-        Ok(m) if m.purpose() == Purpose::User => (step, None, Some(object.location.clone())),
-        Ok(m) => (step, m.lineage.as_ref().map(|l| l.branch), None),
-        Err(_) => (step, None, None),
+/// What tells a manifest from the others of its step.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    /// Of several automatic checkpoints of one run and branch, one counts.
+    Automatic { run: Option<RunId>, branch: Option<u64> },
+    /// Each of the user's counts, and each that cannot be read: it may be of any branch.
+    Single(Key),
+}
+
+impl Kind {
+    fn of(object: &ObjectMeta, manifest: &Result<Manifest, Unreadable>) -> Self {
+        match manifest {
+            Ok(m) if m.purpose() != Purpose::User => {
+                Kind::Automatic { run: m.writer.map(|w| w.run), branch: m.lineage.as_ref().map(|l| l.branch) }
+            }
+            _ => Kind::Single(object.location.clone()),
+        }
     }
 }
 
-/// The manifests that count: of each step, branch and the user's saves the latest one, but for what a generation that is over has put after
-/// the one that followed it; damaged ones only where there is no other.
+/// The manifests that count: of each step, run, branch and the user's saves the latest one, but for
+/// what a generation that is over has put after the one that followed it. Damaged ones count,
+/// except for attempts that were followed by a readable one.
 pub(super) fn newest(mut all: Vec<Read>) -> Vec<Read> {
     all.sort_by_key(|(_, object, _)| object.last_modified);
-    let readable: HashSet<u64> = all.iter().filter(|(_, _, m)| m.is_ok()).map(|(step, ..)| *step).collect();
-    all.retain(|(step, _, m)| m.is_ok() || !readable.contains(step));
-    let mut best: BTreeMap<(u64, Option<u64>, Option<Key>), Read> = BTreeMap::new();
+    let mut readable: HashMap<u64, (u64, u64)> = HashMap::new();
+    for (step, object, _) in all.iter().filter(|(_, _, m)| m.is_ok()) {
+        if let Some(turn) = attempt_of(&object.location) {
+            readable.entry(*step).and_modify(|latest| *latest = turn.max(*latest)).or_insert(turn);
+        }
+    }
+    let followed = |step: &u64, turn| readable.get(step).is_some_and(|latest| *latest >= turn);
+    all.retain(|(step, object, m)| m.is_ok() || !attempt_of(&object.location).is_some_and(|turn| followed(step, turn)));
+    let mut best: BTreeMap<(u64, Kind), Read> = BTreeMap::new();
     for (step, object, manifest) in all {
-        let kind = kind_of(step, &object, &manifest);
+        let kind = (step, Kind::of(&object, &manifest));
         let keep = match (best.get(&kind), &manifest) {
             (Some((_, _, Ok(there))), Ok(new)) => outlives(there, turn_of(new), new.saved_at),
             _ => false,
@@ -195,8 +273,9 @@ pub(super) fn newest(mut all: Vec<Read>) -> Vec<Read> {
     best.into_values().collect()
 }
 
-/// What is there is of a later generation than a manifest of this one that comes now, which is so late that it counts no more. A job
-/// whose coordinator has lost its store counts from 1 again: then what is there is old.
+/// What is there is of a later generation than a manifest of this one that comes now, which is so
+/// late that it counts no more. A job whose coordinator has lost its store counts from 1 again:
+/// then what is there is old.
 fn outlives(there: &Manifest, turn: (u64, u64), now: u64) -> bool {
     turn_of(there) > turn && now.saturating_sub(there.saved_at) < LATE
 }
@@ -216,9 +295,9 @@ pub(super) fn list(of: &Location) -> io::Result<Vec<Found>> {
 /// Reads the manifest of a published checkpoint.
 ///
 /// # Errors
-/// A sentence with the URL.
-pub(super) fn read_manifest(checkpoint: &Location) -> Result<Manifest, String> {
-    let unreadable = |e: io::Error| format!("cannot read {}: {e}", checkpoint.url);
+/// [`Unreadable`].
+pub(super) fn read_manifest(checkpoint: &Location) -> Result<Manifest, Unreadable> {
+    let unreadable = |e: io::Error| Unreadable::io(&checkpoint.url, e);
     let (of, step) = checkpoint.parent().map_err(unreadable)?;
     let own = wait(async {
         let below = of.join("manifests");
@@ -229,12 +308,13 @@ pub(super) fn read_manifest(checkpoint: &Location) -> Result<Manifest, String> {
     let name = checkpoint.url.rsplit('/').next().unwrap_or_default();
     let is_named = |o: &ObjectMeta| o.location.filename().is_some_and(|f| f.trim_end_matches(".json") == name);
     let mut all: Vec<Read> = own.map_err(unreadable)?;
-    // The very one that is named; else, in a store where none has just this name, the one that counts.
+    // The very one that is named; else, in a store where none has just this name, the one that
+    // counts.
     let found = match all.iter().position(|(_, o, _)| is_named(o)) {
         Some(at) => Some(all.swap_remove(at)),
         None => newest(all).into_iter().max_by_key(|(_, _, m)| m.as_ref().ok().map(|m| (turn_of(m), m.saved_at))),
     };
-    found.map_or_else(|| Err(format!("there is no checkpoint {}", checkpoint.url)), |(_, _, m)| m)
+    found.map_or_else(|| Err(Unreadable::Missing(checkpoint.url.clone())), |(_, _, m)| m)
 }
 
 #[cfg(test)]
@@ -267,15 +347,19 @@ mod tests {
         }
     }
 
-    fn counts(all: &[(u64, u64)]) -> u64 {
-        let object = |at: u64| ObjectMeta {
-            location: Key::from("manifests/step-4.json"),
-            last_modified: (UNIX_EPOCH + std::time::Duration::from_secs(at)).into(),
+    fn object(name: &str, at: u64) -> ObjectMeta {
+        ObjectMeta {
+            location: Key::from(format!("manifests/{name}.json")),
+            last_modified: (UNIX_EPOCH + Duration::from_secs(at)).into(),
             size: 1,
             e_tag: None,
             version: None,
-        };
-        let rows = all.iter().map(|(generation, at)| (4, object(*at), Ok(manifest(*generation, *at)))).collect();
+        }
+    }
+
+    fn counts(all: &[(u64, u64)]) -> u64 {
+        let rows =
+            all.iter().map(|(generation, at)| (4, object("step-4", *at), Ok(manifest(*generation, *at)))).collect();
         turn_of(newest(rows)[0].2.as_ref().unwrap()).1
     }
 
@@ -284,6 +368,39 @@ mod tests {
         assert_eq!(counts(&[(2, 100), (3, 200)]), 3);
         assert_eq!(counts(&[(3, 200), (2, 230)]), 3, "the generation before was still at it");
         assert_eq!(counts(&[(7, 200), (1, 200 + LATE)]), 1, "another life of the job counts from 1");
+    }
+
+    /// Names of those that count of step 4; those with a `!` are damaged.
+    fn counted(all: &[&str]) -> Vec<String> {
+        let row = |name: &&str| match name.strip_suffix('!') {
+            Some(name) => (4, object(name, 100), Err(Unreadable::OtherStep { at: name.into(), step: 5 })),
+            None => (4, object(name, 100), Ok(manifest(1, 100))),
+        };
+        let all = newest(all.iter().map(row).collect());
+        all.iter().map(|(_, o, _)| o.location.filename().unwrap().trim_end_matches(".json").to_owned()).collect()
+    }
+
+    #[test]
+    fn a_damaged_manifest_counts_unless_it_is_an_attempt_that_was_made_again() {
+        assert_eq!(counted(&["step-4", "step-4.2!"]), ["step-4", "step-4.2"]);
+        assert_eq!(counted(&["step-4!", "step-4.2"]), ["step-4.2", "step-4"]);
+        assert_eq!(counted(&["step-4!", "step-4.1.1-00ff"]), ["step-4.1.1-00ff", "step-4"]);
+        assert_eq!(counted(&["step-4.1.1-00ff!", "step-4.1.2-00ff"]), ["step-4.1.2-00ff"]);
+        assert_eq!(counted(&["step-4.1.1-00fe!", "step-4.1.1-00ff"]), ["step-4.1.1-00ff"]);
+        assert_eq!(counted(&["step-4.1.1-00ff", "step-4.1.2-00ff!"]), ["step-4.1.1-00ff", "step-4.1.2-00ff"]);
+    }
+
+    #[test]
+    fn a_manifest_of_another_run_hides_none_of_ours() {
+        let of = |run| {
+            let writer = Some(Mark { run: RunId(run), ..Mark::default() });
+            (
+                4,
+                object(&format!("step-4.{run}"), 100 + u64::try_from(run).unwrap()),
+                Ok(Manifest { writer, ..manifest(1, 100) }),
+            )
+        };
+        assert_eq!(newest(vec![of(1), of(2)]).len(), 2);
     }
 
     #[test]

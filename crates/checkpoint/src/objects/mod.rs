@@ -1,4 +1,5 @@
-//! Durable checkpoints in an object store (S3, GCS, Azure), so that a crash at any request leaves the previous checkpoint whole.
+//! Durable checkpoints in an object store (S3, GCS, Azure), so that a crash at any request leaves
+//! the previous checkpoint whole.
 //!
 //! ```text
 //!  step-N/E.G-XXXX/everstep-mark.json    who writes here (E: epoch of the directory's owner, G: its generation), before the shard
@@ -9,7 +10,8 @@
 //!  notes/step-N.E.G/rank-R.json         a shard, for whoever publishes (see `persist::note`)
 //! ```
 //!
-//! Everything here blocks: it is called from threads of their own, and waits on a runtime that is started when first used.
+//! Everything here blocks: it is called from threads of their own, and waits on a runtime that is
+//! started when first used.
 
 mod bucket;
 mod commit;

@@ -37,7 +37,8 @@ pub(super) fn remember(of: &Location, name: &str, bytes: Vec<u8>) -> io::Result<
     wait(async { of.bucket.store.put(&of.join(name), bytes.into()).await.map_err(failed) }).map(drop)
 }
 
-/// Writes it unless it is there. False when it is, whoever wrote it. A store that ignores conditions gives the last one its way.
+/// Writes it unless it is there. False when it is, whoever wrote it. A store that ignores
+/// conditions gives the last one its way.
 ///
 /// # Errors
 /// Those of the store.

@@ -8,7 +8,7 @@ use crate::format::manifest::Manifest;
 use crate::format::mark::{MARK_FILE, Mark, turn_of};
 use crate::lineage::{self, Place};
 use crate::retain::{Candidate, surplus};
-use crate::storage::{CleanUp, Foreign, Pruned, candidate, place_of};
+use crate::storage::{CleanUp, Foreign, Pruned, Runs, candidate};
 use everstep_core::id::RunId;
 use everstep_wire::limits::NOTE_BYTES_MAX;
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -23,18 +23,20 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// What no manifest names is deleted after so long whoever wrote it.
 const LEFT_FOR: Duration = Duration::from_hours(24);
 
-/// Deletes published checkpoints that `policy` does not keep, and what turns before `before` left unpublished, or anybody a day ago. The
-/// manifest goes first, so that half a deletion never looks like a checkpoint. With `dry_run` only says so.
+/// Deletes published checkpoints that `policy` does not keep, and what turns before `before` left
+/// unpublished, or anybody a day ago. The manifest goes first, so that half a deletion never looks
+/// like a checkpoint. With `dry_run` only says so.
 ///
 /// # Errors
 /// Those of the store.
 pub(super) fn prune(of: &Location, what: &CleanUp<'_>) -> io::Result<Pruned> {
-    let CleanUp { policy, run, before, record, dry_run } = *what;
+    let CleanUp { policy, run, record, dry_run, .. } = *what;
     wait(async {
         let all = manifests(of).await?;
         let good: Vec<(&ObjectMeta, &Manifest)> =
             all.iter().filter_map(|(_, object, m)| Some((object, m.as_ref().ok()?))).collect();
-        let places: Vec<Place> = good.iter().map(|(_, m)| place_of(m, Some(run))).collect();
+        let runs = Runs::only(Some(run));
+        let places: Vec<Place> = good.iter().map(|(_, m)| runs.place_of(m)).collect();
         let running = lineage::last(record, &places).cloned().unwrap_or_default();
         let (own, mut done) = told(&all, run);
         let candidates: Vec<Candidate> = own.iter().map(|(_, m)| candidate(m, run)).collect();
@@ -45,10 +47,6 @@ pub(super) fn prune(of: &Location, what: &CleanUp<'_>) -> io::Result<Pruned> {
                 .collect();
         let name = |o: &ObjectMeta| o.location.filename().unwrap_or_default().trim_end_matches(".json").to_owned();
         done.gone = go.iter().map(|(o, m)| (m.step, name(o))).collect();
-        if dry_run {
-            return Ok(done);
-        }
-        delete(of, go.iter().map(|(o, _)| o.location.clone()).collect()).await?;
         let files = |m: &Manifest| -> Vec<Key> {
             let files = m.shards.iter().map(|s| format!("step-{}/{}", m.step, s.file));
             files.flat_map(|file| [of.join(&file), of.join(&marked(&file))]).collect()
@@ -59,10 +57,14 @@ pub(super) fn prune(of: &Location, what: &CleanUp<'_>) -> io::Result<Pruned> {
         // Shards before their marks.
         let mut left: Vec<Key> = go.iter().flat_map(|(_, m)| files(m)).filter(|k| !named.contains(k)).collect();
         left.sort_by_key(|k| k.filename() == Some(MARK_FILE));
-        delete(of, left).await?;
+        if !dry_run {
+            delete(of, go.iter().map(|(o, _)| o.location.clone()).collect()).await?;
+            delete(of, left.clone()).await?;
+        }
+        let known = named.into_iter().chain(left).collect();
         // What a manifest names that cannot be read is not known.
         let unknown: HashSet<u64> = all.iter().filter(|(_, _, m)| m.is_err()).map(|(step, ..)| *step).collect();
-        done.leftovers = orphans(of, &named, &unknown, run, before).await?;
+        done.leftovers = orphans(of, &known, &unknown, what).await?;
         Ok(done)
     })
 }
@@ -79,7 +81,7 @@ fn told(all: &[Read], run: RunId) -> (Vec<(&ObjectMeta, &Manifest)>, Pruned) {
                 own.push((object, m));
                 continue;
             }
-            Err(why) => why.clone(),
+            Err(why) => why.to_string(),
         };
         let name = object.location.filename().unwrap_or_default().to_owned();
         done.foreign.push(Foreign { name, step: Some(*step), why });
@@ -108,13 +110,13 @@ struct Left {
     probes: Vec<Key>,
 }
 
-/// Deletes what writers of this run left that died half-way. Each is asked whose it is: names prove nothing.
+/// Deletes what writers of this run left that died half-way, and returns its names. Each is asked
+/// whose it is: names prove nothing.
 async fn orphans(
     of: &Location,
     named: &HashSet<Key>,
     unknown: &HashSet<u64>,
-    run: RunId,
-    before: (u64, u64),
+    what: &CleanUp<'_>,
 ) -> io::Result<Vec<String>> {
     let prefix = (!of.key.as_ref().is_empty()).then_some(&of.key);
     let all: Vec<ObjectMeta> = of.bucket.store.list(prefix).try_collect().await.map_err(failed)?;
@@ -125,7 +127,7 @@ async fn orphans(
         let parts: Vec<_> = object.location.parts().skip(depth).collect();
         let parts: Vec<&str> = parts.iter().map(AsRef::as_ref).collect();
         let old = now.as_secs().saturating_sub(object.last_modified.timestamp().unsigned_abs()) > LEFT_FOR.as_secs();
-        let over = |name: &str| old || turn_in(name).is_some_and(|t| t < before);
+        let over = |name: &str| old || turn_in(name).is_some_and(|t| t < what.before);
         match parts.as_slice() {
             ["uploads", note] if over(note) => found.uploads.push(object.location.clone()),
             ["notes", name, _] if over(name) => found.notes.push(object.location.clone()),
@@ -143,34 +145,51 @@ async fn orphans(
             _ => {}
         }
     }
-    found.delete(of, run).await
+    found.delete(of, what).await
 }
 
 impl Left {
-    async fn delete(self, of: &Location, run: RunId) -> io::Result<Vec<String>> {
+    /// With `dry_run` only returns the names.
+    async fn delete(self, of: &Location, what: &CleanUp<'_>) -> io::Result<Vec<String>> {
         let mut gone = Vec::new();
-        let ours = |mark: Option<Mark>| mark.is_some_and(|m| m.run == run);
+        let ours = |mark: Option<Mark>| mark.is_some_and(|m| m.run == what.run);
+        let name = |key: &Key| {
+            key.parts().skip(of.key.parts().count()).map(|p| p.as_ref().to_owned()).collect::<Vec<_>>().join("/")
+        };
         for note in self.uploads {
             let Some(begun) = json::<Begun>(of, &note).await?.filter(|b| ours(b.mark)) else { continue };
-            // It may be complete, or ended by whoever was before us. Parts that nobody sees cost money.
+            gone.push(name(&note));
+            if what.dry_run {
+                continue;
+            }
+            // It may be complete, or ended by whoever was before us. Parts that nobody sees cost
+            // money.
             let _ = MultipartStore::abort_multipart(&*of.bucket.store, &begun.key.into(), &begun.id).await;
             delete(of, vec![note]).await?;
         }
         for note in self.notes {
             if json::<Note>(of, &note).await?.is_some_and(|n| ours(Some(n.mark))) {
-                delete(of, vec![note]).await?;
+                gone.push(name(&note));
+                if !what.dry_run {
+                    delete(of, vec![note]).await?;
+                }
             }
         }
         for probe in self.probes {
             if bytes(of, &probe).await?.is_some_and(|b| b == PROBE) {
-                delete(of, vec![probe]).await?;
+                gone.push(name(&probe));
+                if !what.dry_run {
+                    delete(of, vec![probe]).await?;
+                }
             }
         }
         for (attempt, shards) in self.attempts {
             let mark = of.join(&format!("{attempt}/{MARK_FILE}"));
             if ours(json::<Mark>(of, &mark).await?) {
-                delete(of, shards).await?;
-                delete(of, vec![mark]).await?;
+                if !what.dry_run {
+                    delete(of, shards).await?;
+                    delete(of, vec![mark]).await?;
+                }
                 gone.push(attempt);
             }
         }

@@ -7,12 +7,51 @@ use crate::direct::Throttle;
 use crate::format::manifest::Manifest;
 use crate::format::mark::Mark;
 use crate::prepared::Prepared;
-use crate::storage::{CleanUp, Foreign, Found, Home, Pruned, StillOwned, Storage, Target, absent, is_ours, not_ours};
+use crate::storage::{
+    CleanUp, Foreign, Found, Home, Pruned, StillOwned, Storage, Target, Unreadable, absent, address, is_ours, not_ours,
+};
 use crate::stored::{Stored, is_inside};
 use everstep_core::id::RunId;
 use everstep_core::message::ShardFile;
+use object_store::path::Path as Key;
 use std::io;
 use std::path::PathBuf;
+
+/// Checks the ownership again after a publication, and withdraws what came too late. The condition
+/// of the put concerns its key, not the owner, and a put that is retried may succeed after another
+/// job has taken the prefix over.
+fn settle(
+    to: &Location,
+    manifest: &Manifest,
+    published: io::Result<PathBuf>,
+    created: Option<Key>,
+    owned: StillOwned<'_>,
+) -> io::Result<PathBuf> {
+    // Nothing has been put.
+    if published.is_err() && created.is_none() {
+        return published;
+    }
+    let Err(lost) = owned() else { return published };
+    if !is_lost(&lost) {
+        return published.and(Err(lost));
+    }
+    // What replaced another manifest stays. Without it, a step that was durable would be missing.
+    match created.map_or(Ok(()), |key| commit::withdraw(to, &key, manifest)) {
+        Ok(()) => Err(lost),
+        Err(e) => {
+            let step = manifest.step;
+            let what = format!("{lost}; step {step} may be in {} nevertheless, and cannot be deleted: {e}", to.url);
+            Err(io::Error::new(lost.kind(), what))
+        }
+    }
+}
+
+/// Returns whether another job owns the prefix. A store that refuses the request, for example
+/// because keys have expired, fails with the same kind of error.
+fn is_lost(e: &io::Error) -> bool {
+    let refused = matches!(e.get_ref(), Some(inner) if inner.is::<object_store::Error>());
+    e.kind() == io::ErrorKind::PermissionDenied && e.raw_os_error().is_none() && !refused
+}
 
 impl Storage for Location {
     fn reach(&self) -> io::Result<()> {
@@ -20,20 +59,21 @@ impl Storage for Location {
     }
 
     fn home(&self, _file: &str) -> io::Result<Home> {
-        Ok(Home { path: self.url.clone(), inode: None, created: None, written: 0 })
+        Ok(Home { path: address(&self.url).into_owned(), inode: None, created: None, written: 0 })
     }
 
     fn write_shard(&self, of: &Prepared, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile> {
         upload::write_shard(self, of, mark, throttle)
     }
 
-    /// The put of the manifest has its own condition, so one look is enough.
     fn publish(&self, mark: &Mark, manifest: &Manifest, target: Target, owned: StillOwned<'_>) -> io::Result<PathBuf> {
         owned()?;
-        commit::publish(self, mark, manifest, target)
+        let mut created = None;
+        let published = commit::publish(self, mark, manifest, target, &mut created);
+        settle(self, manifest, published, created, owned)
     }
 
-    fn manifest(&self) -> Result<Manifest, String> {
+    fn manifest(&self) -> Result<Manifest, Unreadable> {
         commit::read_manifest(self)
     }
 
@@ -107,3 +147,6 @@ impl Storage for Location {
         Ok(names.iter().filter_map(|n| n.strip_suffix(".json")?.parse().ok()).collect())
     }
 }
+
+#[cfg(test)]
+mod tests;

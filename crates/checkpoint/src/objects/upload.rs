@@ -1,4 +1,5 @@
-//! A sealed slot, written as one object: in parts, several at a time, each verified against the checksums of its capture before it goes.
+//! A sealed slot, written as one object: in parts, several at a time, each verified against the
+//! checksums of its capture before it goes.
 
 use super::bucket::{Location, failed, wait};
 use crate::arena::Reader;
@@ -99,7 +100,7 @@ pub(super) fn write_shard(to: &Location, of: &Prepared, mark: &Mark, throttle: &
             tokio::time::sleep(throttle.delay(total)).await;
             to.bucket.store.put(&key, payload(of, 0..total)?).await.map_err(failed)?;
         } else {
-            in_parts(to, of, &key, (&attempt, mark), part, throttle).await?;
+            in_parts(to, of, &key, &attempt, mark, part, throttle).await?;
         }
         Ok(())
     })?;
@@ -110,7 +111,8 @@ async fn in_parts(
     to: &Location,
     of: &Prepared,
     key: &Key,
-    (attempt, mark): (&str, &Mark),
+    attempt: &str,
+    mark: &Mark,
     part: usize,
     throttle: &Throttle,
 ) -> io::Result<()> {
@@ -131,7 +133,8 @@ async fn in_parts(
         });
         let parts = sent.buffered(AT_ONCE).try_collect().await?;
         if let Err(e) = store.complete_multipart(key, &id, parts).await {
-            // It may have been done, and the answer lost: the second time there is nothing left to complete.
+            // It may have been done, and the answer lost: the second time there is nothing left to
+            // complete.
             let there = to.bucket.store.head(key).await.is_ok_and(|o| o.size == total as u64);
             return if there { Ok(()) } else { Err(failed(e)) };
         }

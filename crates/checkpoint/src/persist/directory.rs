@@ -1,11 +1,15 @@
 //! A directory on a file system, as storage.
 
-use super::{disk, files, prune};
+use super::files::{self, Published};
+use super::ownership::is_lost;
+use super::{disk, prune};
 use crate::direct::{Source, Throttle};
 use crate::format::manifest::Manifest;
 use crate::format::mark::Mark;
 use crate::prepared::Prepared;
-use crate::storage::{CleanUp, Foreign, Found, Home, Pruned, StillOwned, Storage, Target, absent, is_ours, not_ours};
+use crate::storage::{
+    CleanUp, Foreign, Found, Home, Pruned, StillOwned, Storage, Target, Unreadable, absent, is_ours, not_ours,
+};
 use crate::stored::{Stored, is_inside};
 use crate::unique::unique;
 use everstep_core::id::RunId;
@@ -61,16 +65,19 @@ impl Storage for Directory {
     }
 
     fn publish(&self, mark: &Mark, manifest: &Manifest, target: Target, owned: StillOwned<'_>) -> io::Result<PathBuf> {
-        let to = files::publish(&self.path, mark, manifest, target, owned)?;
+        let Published { at, replaced } = files::publish(&self.path, mark, manifest, target, owned)?;
         // This process may have been stopped between the last look and the rename.
-        let still = owned();
-        if still.is_err() {
-            files::withdraw(&self.path, &to, mark, manifest.step)?;
+        match owned() {
+            // Without it, a step that was durable before would be missing.
+            Err(e) if is_lost(&e) && !replaced => {
+                files::withdraw(&self.path, &at, mark, manifest.step)?;
+                Err(e)
+            }
+            other => other.map(|()| at),
         }
-        still.map(|()| to)
     }
 
-    fn manifest(&self) -> Result<Manifest, String> {
+    fn manifest(&self) -> Result<Manifest, Unreadable> {
         files::read_manifest(&self.path)
     }
 

@@ -1,5 +1,6 @@
-//! The calls to the file system that publishing and deleting make. None follows a link, none waits for a pipe, and an error never
-//! means "absent". With the feature `faults`, any of them can be made to fail.
+//! The calls to the file system that publishing and deleting make. None follows a link, none waits
+//! for a pipe, and an error never means "absent". With the feature `faults`, any of them can be
+//! made to fail.
 
 use crate::regular::read_regular;
 use crate::storage::gone;
@@ -22,7 +23,8 @@ pub mod faults {
         static CALLS: Cell<u64> = const { Cell::new(0) };
     }
 
-    /// The call after `after` others fails with `errno`; with `ever`, so do all that follow, as if the process had died.
+    /// The call after `after` others fails with `errno`; with `ever`, so do all that follow, as if
+    /// the process had died.
     pub fn plan(after: u64, errno: i32, ever: bool) {
         PLAN.set(Some((after, errno, ever)));
         CALLS.set(0);
@@ -58,12 +60,25 @@ pub(super) fn before_call() -> io::Result<()> {
     faults::check()
 }
 
-/// What there is under a name, itself and not what it links to; `None` where there is certainly nothing.
+/// What there is under a name, itself and not what it links to; `None` where there is certainly
+/// nothing.
 pub(super) fn kind(path: &Path) -> io::Result<Option<FileType>> {
     faults::check()?;
     match statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => Ok(Some(FileType::from_raw_mode(stat.st_mode))),
         Err(Errno::NOENT) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Bytes of a regular file; `None` where there is certainly none.
+pub(super) fn length(path: &Path) -> io::Result<Option<u64>> {
+    faults::check()?;
+    match statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => {
+            Ok(Some(u64::try_from(stat.st_size).unwrap_or_default()))
+        }
+        Ok(_) | Err(Errno::NOENT) => Ok(None),
         Err(e) => Err(e.into()),
     }
 }
@@ -92,7 +107,8 @@ pub(super) fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Writes a small file and makes its bytes durable, in place of an earlier one of this name, if there is one.
+/// Writes a small file and makes its bytes durable, in place of an earlier one of this name, if
+/// there is one.
 pub(super) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let temporary = path.with_file_name(format!(".{name}.{:016x}", unique()));
@@ -127,8 +143,8 @@ pub(super) fn make(path: &Path) -> io::Result<bool> {
 pub(super) fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     faults::check()?;
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-        // File systems, NFS among them, that know no flags. The name is looked up right before: what could come in between and be
-        // replaced is an empty directory.
+        // File systems, NFS among them, that know no flags. The name is looked up right before:
+        // what could come in between and be replaced is an empty directory.
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) if kind(to)?.is_none() => fs::rename(from, to),
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Err(io::ErrorKind::AlreadyExists.into()),
         other => Ok(other?),

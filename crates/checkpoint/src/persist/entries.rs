@@ -1,19 +1,22 @@
-//! What lies in a directory of checkpoints: ours, somebody else's, or not to be told. Names prove nothing. Ours is what carries the mark of
-//! this directory's run, and only as far as it holds nothing but what everstep wrote.
+//! What lies in a directory of checkpoints: ours, somebody else's, or not to be told. Names prove
+//! nothing. Ours is what carries the mark of this directory's run, and only as far as it holds
+//! nothing but what everstep wrote.
 
 use super::disk;
 use crate::format::manifest::{MANIFEST_FILE, Manifest};
 use crate::format::mark::{MARK_FILE, Mark, turn_of};
 use crate::lineage::Place;
-use crate::storage::place_of;
+use crate::storage::{Runs, Unreadable};
 use crate::unique::unique;
 use everstep_core::id::RunId;
 use everstep_wire::limits::{MANIFEST_BYTES_MAX, NOTE_BYTES_MAX};
 use rustix::fs::FileType;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-/// Checkpoints of one step beside each other, at most: of several branches, or automatic and the user's.
+/// Checkpoints of one step beside each other, at most: of several branches, or automatic and the
+/// user's.
 pub(super) const SAME_STEP_MAX: u32 = 1000;
 
 /// An entry whose name begins with `step-`.
@@ -33,14 +36,14 @@ pub(super) enum What {
         /// Its manifest.
         manifest: Box<Manifest>,
         /// Why it is not ours to delete.
-        kept: Option<String>,
+        kept: Option<NotOurs>,
     },
     /// Was a checkpoint, or may be one, and cannot be read.
     Damaged {
         /// By its name.
         step: u64,
         /// The reason.
-        why: String,
+        why: Unreadable,
     },
     /// Written by this run and not published (yet).
     Unpublished(Mark),
@@ -53,6 +56,25 @@ pub(super) enum What {
         /// Why it is left alone.
         why: String,
     },
+}
+
+/// Why a checkpoint is never deleted, whatever the retention policy.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(super) enum NotOurs {
+    #[error("written by an earlier version of everstep")]
+    Earlier,
+    #[error("written for another directory")]
+    OtherDirectory,
+    #[error("saved through torch.distributed.checkpoint")]
+    Exactly,
+    #[error("its manifest names files that are not in it")]
+    FilesElsewhere,
+    #[error("it cannot be read: {0}")]
+    Unreadable(Arc<io::Error>),
+    #[error("{name} in it cannot be read: {source}")]
+    UnreadableFile { name: String, source: Arc<io::Error> },
+    #[error("it holds {0}, which everstep did not write")]
+    Holds(String),
 }
 
 /// `step-N` for the first checkpoint of a step, `step-N.2` for the second.
@@ -125,12 +147,12 @@ pub fn mark_in(directory: &Path) -> io::Result<Option<Mark>> {
 /// Reads a manifest.
 ///
 /// # Errors
-/// The kind of the error, and a sentence with the path.
-pub(super) fn manifest_in(checkpoint: &Path) -> Result<Manifest, (io::ErrorKind, String)> {
+/// [`Unreadable`].
+pub(super) fn manifest_in(checkpoint: &Path) -> Result<Manifest, Unreadable> {
     let path = checkpoint.join(MANIFEST_FILE);
-    let bytes = disk::read(&path, MANIFEST_BYTES_MAX)
-        .map_err(|e| (e.kind(), format!("cannot read {}: {e}", path.display())))?;
-    Manifest::from_bytes(&bytes).map_err(|e| (io::ErrorKind::InvalidData, format!("{}: {e}", path.display())))
+    let bytes = disk::read(&path, MANIFEST_BYTES_MAX).map_err(|e| Unreadable::io(path.display(), e))?;
+    let invalid = |source| Unreadable::Invalid { at: path.display().to_string(), source };
+    Manifest::from_bytes(&bytes).map_err(invalid)
 }
 
 /// All entries that may be checkpoints, by name. What is in none of them is not looked at.
@@ -160,9 +182,11 @@ pub(super) fn look(path: &Path, name: &str, run: Option<RunId>) -> What {
         Ok(Some(_)) => return foreign("not a directory".into()),
         Ok(None) => return foreign("gone meanwhile".into()),
         Err(e) => {
-            let why = format!("cannot read {}: {e}", path.display());
-            return step_named
-                .map_or(What::Foreign { step: None, why: why.clone() }, |step| What::Damaged { step, why });
+            let why = Unreadable::io(path.display(), e);
+            return match step_named {
+                Some(step) => What::Damaged { step, why },
+                None => foreign(why.to_string()),
+            };
         }
     }
     if let Some(step) = step_named {
@@ -185,7 +209,7 @@ pub(super) fn look(path: &Path, name: &str, run: Option<RunId>) -> What {
         return match manifest_in(path) {
             Ok(m) if m.step == step && run.is_some() && m.writer.map(|w| w.run) == run => What::Deleting(Box::new(m)),
             Ok(_) => foreign("it is not of this directory".into()),
-            Err((_, why)) => foreign(why),
+            Err(why) => foreign(why.to_string()),
         };
     }
     foreign("everstep gives no such names".into())
@@ -199,48 +223,51 @@ fn is_of(path: &Path, run: Option<RunId>) -> bool {
 fn published(path: &Path, step: u64, run: Option<RunId>) -> What {
     let foreign = |why: String| What::Foreign { step: Some(step), why };
     match manifest_in(path) {
-        Ok(m) if m.step != step => What::Damaged { step, why: format!("{} holds step {}", path.display(), m.step) },
+        Ok(m) if m.step != step => {
+            What::Damaged { step, why: Unreadable::OtherStep { at: path.display().to_string(), step: m.step } }
+        }
         Ok(m) => {
             let kept = not_ours(path, &m, run);
             What::Checkpoint { manifest: Box::new(m), kept }
         }
-        Err((io::ErrorKind::NotFound, why)) => match disk::names(path) {
-            Err(e) => What::Damaged { step, why: format!("cannot read {}: {e}", path.display()) },
+        Err(why) if why.is_missing() => match disk::names(path) {
+            Err(e) => What::Damaged { step, why: Unreadable::io(path.display(), e) },
             Ok(files) if files.iter().any(|f| f.to_str().is_some_and(is_shard_or_note) || *f == *MARK_FILE) => {
                 What::Damaged { step, why }
             }
             Ok(_) => foreign("no checkpoint of everstep".into()),
         },
-        Err((_, why)) => What::Damaged { step, why },
+        Err(why) => What::Damaged { step, why },
     }
 }
 
-/// Why a checkpoint must not be deleted, whatever is to be kept.
-fn not_ours(path: &Path, manifest: &Manifest, run: Option<RunId>) -> Option<String> {
+/// Returns why a checkpoint is never deleted, if that is so.
+fn not_ours(path: &Path, manifest: &Manifest, run: Option<RunId>) -> Option<NotOurs> {
     match manifest.writer {
-        None => return Some("written by an earlier version of everstep".into()),
-        Some(writer) if Some(writer.run) != run => return Some("written for another directory".into()),
+        None => return Some(NotOurs::Earlier),
+        Some(writer) if Some(writer.run) != run => return Some(NotOurs::OtherDirectory),
         Some(_) => {}
     }
     if manifest.lineage.is_none() {
-        return Some("saved through torch.distributed.checkpoint".into());
+        return Some(NotOurs::Exactly);
     }
     only_ours(path, manifest).err()
 }
 
 /// A checkpoint's directory holds nothing but the files that its manifest names, as files.
-pub(super) fn only_ours(path: &Path, manifest: &Manifest) -> Result<(), String> {
+pub(super) fn only_ours(path: &Path, manifest: &Manifest) -> Result<(), NotOurs> {
     if !manifest.shards.iter().all(|s| is_plain(&s.file)) {
-        return Err("its manifest names files that are not in it".into());
+        return Err(NotOurs::FilesElsewhere);
     }
     let named = |f: &std::ffi::OsString| {
         *f == *MARK_FILE || *f == *MANIFEST_FILE || manifest.shards.iter().any(|s| *f == *s.file.as_str())
     };
-    for file in disk::names(path).map_err(|e| format!("it cannot be read: {e}"))? {
-        let name = file.to_string_lossy();
-        let kind = disk::kind(&path.join(&file)).map_err(|e| format!("{name} in it cannot be read: {e}"))?;
+    for file in disk::names(path).map_err(|e| NotOurs::Unreadable(Arc::new(e)))? {
+        let name = || file.to_string_lossy().into_owned();
+        let unreadable = |e| NotOurs::UnreadableFile { name: name(), source: Arc::new(e) };
+        let kind = disk::kind(&path.join(&file)).map_err(unreadable)?;
         if !named(&file) || kind.is_some_and(|k| k != FileType::RegularFile) {
-            return Err(format!("it holds {name}, which everstep did not write"));
+            return Err(NotOurs::Holds(name()));
         }
     }
     Ok(())
@@ -264,7 +291,8 @@ pub(super) fn places(entries: &[Entry], run: Option<RunId>) -> Vec<Place> {
         What::Checkpoint { manifest, .. } => Some(manifest),
         _ => None,
     });
-    manifests.map(|m| place_of(m, run)).collect()
+    let runs = Runs::only(run);
+    manifests.map(|m| runs.place_of(m)).collect()
 }
 
 #[cfg(test)]

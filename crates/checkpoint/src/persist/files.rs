@@ -1,4 +1,5 @@
-//! Shards and their manifest on a file system, so that a crash at any point leaves the previous checkpoint whole.
+//! Shards and their manifest on a file system, so that a crash at any point leaves the previous
+//! checkpoint whole.
 //!
 //! ```text
 //!  step-N.tmp-E.G/everstep-mark.json   whoever is first: who writes here (E: epoch of the directory's owner, G: its generation)
@@ -16,7 +17,7 @@ use crate::direct::{Throttle, write_file};
 use crate::format::manifest::{MANIFEST_FILE, Manifest};
 use crate::format::mark::{MARK_FILE, Mark};
 use crate::prepared::Prepared;
-use crate::storage::{Found, StillOwned, Target};
+use crate::storage::{Found, StillOwned, Target, Unreadable};
 use everstep_core::id::RunId;
 use everstep_core::message::ShardFile;
 use everstep_wire::limits::NOTE_BYTES_MAX;
@@ -38,10 +39,12 @@ fn taken(path: &Path, why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::AlreadyExists, what)
 }
 
-/// Makes the directory that a step is written to, its mark first. What is there already must carry the same mark.
+/// Makes the directory that a step is written to, its mark first. What is there already must carry
+/// the same mark.
 fn prepare(directory: &Path, step: u64, mark: &Mark) -> io::Result<PathBuf> {
     let target = unpublished(directory, step, mark);
-    // Ranks of several hosts may do this at the same time: whoever made it leaves the mark, the others wait for it.
+    // Ranks of several hosts may do this at the same time: whoever made it leaves the mark, the
+    // others wait for it.
     if disk::make(&target)? {
         let marked = serde_json::to_vec(mark).map_err(io::Error::from);
         let marked = marked.and_then(|m| disk::write(&target.join(MARK_FILE), &m)).and_then(|()| disk::sync(&target));
@@ -85,8 +88,8 @@ pub(super) fn write_shard(directory: &Path, of: &Prepared, mark: &Mark, throttle
     of.written(of.name.clone())
 }
 
-/// A shard could not be written, so its step will not be published: what there is of it goes at once, a full disk needs the room. The
-/// directory goes with the last of its shards.
+/// A shard could not be written, so its step will not be published: what there is of it goes at
+/// once, a full disk needs the room. The directory goes with the last of its shards.
 fn discard(within: &Path, shard: &Path) {
     let _ = fs::remove_file(shard);
     if disk::names(within).is_ok_and(|names| names.iter().all(|n| n == MARK_FILE)) {
@@ -95,22 +98,31 @@ fn discard(within: &Path, shard: &Path) {
     }
 }
 
-/// Makes a checkpoint visible, under the first name for its step that is free. Doing it again changes nothing.
+/// Where a checkpoint is published, and whether it stands there in place of an earlier one of the
+/// same step.
+pub(super) struct Published {
+    pub at: PathBuf,
+    pub replaced: bool,
+}
+
+/// Makes a checkpoint visible, under the first name for its step that is free. Doing it again
+/// changes nothing.
 ///
 /// # Errors
-/// Those of the file system; `AlreadyExists` where the name was given by the user and something else has it.
+/// Those of the file system; `AlreadyExists` where the name was given by the user and something
+/// else has it; `NotFound` where a shard is missing.
 pub(super) fn publish(
     directory: &Path,
     mark: &Mark,
     manifest: &Manifest,
     target: Target,
     still_owned: StillOwned<'_>,
-) -> io::Result<PathBuf> {
+) -> io::Result<Published> {
     let from = unpublished(directory, manifest.step, mark);
     match disk::kind(&from)? {
         Some(FileType::Directory) => {}
         Some(_) => return Err(taken(&from, "it is not a directory")),
-        None => return published_before(directory, mark, manifest),
+        None => return published_before(directory, mark, manifest).map(|at| Published { at, replaced: true }),
     }
     match mark_in(&from)? {
         Some(there) if there.run == mark.run && there.turn() == mark.turn() => {}
@@ -123,25 +135,32 @@ pub(super) fn publish(
             disk::remove(&from.join(name))?;
         }
     }
+    for shard in &manifest.shards {
+        if disk::length(&from.join(&shard.file))? != Some(shard.bytes) {
+            let what = format!("{} in {} is missing, or not as it was written", shard.file, from.display());
+            return Err(io::Error::new(io::ErrorKind::NotFound, what));
+        }
+    }
     disk::write(&from.join(MANIFEST_FILE), &manifest.to_bytes().map_err(io::Error::other)?)?;
     disk::sync(&from)?;
-    // As late as possible: between this look and the rename is a moment, so the caller looks once more after it.
+    // As late as possible: between this look and the rename is a moment, so the caller looks once
+    // more after it.
     still_owned()?;
     let newer = |m: &Manifest| m.writer.is_some_and(|w| w.run == mark.run && w.turn() > mark.turn());
     if read_manifest(&directory.join(name_of(manifest.step, 1))).is_ok_and(|m| newer(&m)) {
         let what = "a later owner of the directory has published this step";
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
     }
-    let to = match target {
+    let published = match target {
         Target::Branch => in_branch(directory, &from, manifest, mark.run)?,
         Target::Exactly => exactly(directory, &from, manifest, mark.run)?,
     };
     disk::sync(directory)?;
-    Ok(to)
+    Ok(published)
 }
 
-/// Takes back what was published by a writer that did not own the directory any more, so that its owner deletes it with what past owners
-/// left.
+/// Takes back what was published by a writer that did not own the directory any more, so that its
+/// owner deletes it with what past owners left.
 ///
 /// # Errors
 /// Those of the file system.
@@ -167,7 +186,7 @@ fn published_before(directory: &Path, mark: &Mark, manifest: &Manifest) -> io::R
     Err(io::Error::new(io::ErrorKind::NotFound, "its shards are not there; they were moved or deleted"))
 }
 
-fn in_branch(directory: &Path, from: &Path, manifest: &Manifest, run: RunId) -> io::Result<PathBuf> {
+fn in_branch(directory: &Path, from: &Path, manifest: &Manifest, run: RunId) -> io::Result<Published> {
     let step = manifest.step;
     let first = directory.join(name_of(step, 1));
     if let What::Checkpoint { manifest: old, kept: None } = entries::look(&first, &name_of(step, 1), Some(run))
@@ -182,31 +201,32 @@ fn in_branch(directory: &Path, from: &Path, manifest: &Manifest, run: RunId) -> 
             _ => free_name(directory, step, number)?,
         };
         match disk::rename_new(from, &to) {
-            Ok(()) => return Ok(to),
+            Ok(()) => return Ok(Published { at: to, replaced: false }),
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists && number < SAME_STEP_MAX => number += 1,
             Err(e) => return Err(e),
         }
     }
 }
 
-fn exactly(directory: &Path, from: &Path, manifest: &Manifest, run: RunId) -> io::Result<PathBuf> {
+fn exactly(directory: &Path, from: &Path, manifest: &Manifest, run: RunId) -> io::Result<Published> {
     let to = directory.join(name_of(manifest.step, 1));
     if disk::kind(&to)?.is_none() {
-        return disk::rename_new(from, &to).map(|()| to);
+        return disk::rename_new(from, &to).map(|()| Published { at: to, replaced: false });
     }
-    // Saving under a name once more replaces what was saved under it in the same way, and nothing else.
+    // Saving under a name once more replaces what was saved under it in the same way, and nothing
+    // else.
     let What::Checkpoint { manifest: old, .. } = entries::look(&to, &name_of(manifest.step, 1), Some(run)) else {
         return Err(taken(&to, "everstep did not write it, or cannot read it"));
     };
     if !manifest.stands_for(&old, run, true) {
         return Err(taken(&to, "it was not saved in this way"));
     }
-    only_ours(&to, &old).map_err(|why| taken(&to, &why))?;
+    only_ours(&to, &old).map_err(|why| taken(&to, &why.to_string()))?;
     replace(directory, from, to, &old)
 }
 
 /// Puts a checkpoint in place of one that it stands for. At each moment one of both can be read.
-fn replace(directory: &Path, from: &Path, to: PathBuf, old: &Manifest) -> io::Result<PathBuf> {
+fn replace(directory: &Path, from: &Path, to: PathBuf, old: &Manifest) -> io::Result<Published> {
     let aside = if disk::exchange(from, &to)? {
         from.to_owned()
     } else {
@@ -221,15 +241,15 @@ fn replace(directory: &Path, from: &Path, to: PathBuf, old: &Manifest) -> io::Re
     disk::sync(directory)?;
     // What cannot be deleted now is found later, by its mark of an earlier turn.
     let _ = prune::delete(directory, &aside, old);
-    Ok(to)
+    Ok(Published { at: to, replaced: true })
 }
 
 /// Reads the manifest of a published checkpoint.
 ///
 /// # Errors
-/// A sentence with the path.
-pub(super) fn read_manifest(checkpoint: &Path) -> Result<Manifest, String> {
-    entries::manifest_in(checkpoint).map_err(|(_, why)| why)
+/// [`Unreadable`].
+pub(super) fn read_manifest(checkpoint: &Path) -> Result<Manifest, Unreadable> {
+    entries::manifest_in(checkpoint)
 }
 
 /// Published checkpoints, newest first; damaged ones with the reason.

@@ -1,5 +1,6 @@
-//! Which run a directory belongs to: an id that is drawn when the directory is first used, and kept in it. Deleting the directory deletes
-//! the id; whatever else is edited or renamed does not. A copy of the directory is of another run: what is in memory is of the original.
+//! Which run a directory belongs to: an id that is drawn when the directory is first used, and kept
+//! in it. Deleting the directory deletes the id; whatever else is edited or renamed does not. A
+//! copy of the directory is of another run: what is in memory is of the original.
 
 use crate::storage::{Home, Storage};
 use everstep_core::id::RunId;
@@ -28,7 +29,8 @@ impl Identity {
         Ok(bytes)
     }
 
-    /// What this file means for a directory that is here. All processes that look come to the same result.
+    /// What this file means for a directory that is here. All processes that look come to the same
+    /// result.
     fn seen_from(self, here: &Home) -> Self {
         let copied = self.home.as_ref().is_some_and(|recorded| here.is_copy_of(recorded));
         let name = || format!("copied to {} ({:?}) at {}", here.path, here.inode, here.written);
@@ -36,7 +38,8 @@ impl Identity {
     }
 }
 
-/// The directory's run id, drawn now if it has none. Of several that ask at the same time all get the same.
+/// The directory's run id, drawn now if it has none. Of several that ask at the same time all get
+/// the same.
 ///
 /// # Errors
 /// Those of the file system or store; `InvalidData` when the file with it is damaged.
@@ -52,7 +55,8 @@ pub(super) fn run_id(storage: &dyn Storage) -> io::Result<RunId> {
     let told = found.home.as_ref().is_some_and(|home| here.is_as_recorded(home));
     let now = found.seen_from(&here);
     if !told {
-        // From now on a copy of this directory is told from it. Where nothing can be written, nothing will be.
+        // From now on a copy of this directory is told from it. Where nothing can be written,
+        // nothing will be.
         let _ = storage.replace_durably(RUN_FILE, now.bytes()?);
     }
     Ok(now.run)
@@ -63,7 +67,8 @@ pub(super) fn run_id(storage: &dyn Storage) -> io::Result<RunId> {
 /// # Errors
 /// Those of the file system or store; `NotFound` when there is no directory.
 pub(super) fn create(storage: &dyn Storage, run: RunId) -> io::Result<bool> {
-    // Where it is follows: an overlay may give a directory another number with the first file in it.
+    // Where it is follows: an overlay may give a directory another number with the first file in
+    // it.
     storage.create_new(RUN_FILE, Identity { version: VERSION, run, home: None }.bytes()?)
 }
 

@@ -1,5 +1,6 @@
-//! Durable checkpoints: shards and their manifest, on a file system ([`directory`]) or in an object store ([`crate::objects`]). A directory
-//! is a path, or the URL of a prefix in a store. Readers trust manifests only, and the manifest comes last.
+//! Durable checkpoints: shards and their manifest, on a file system ([`directory`]) or in an object
+//! store ([`crate::objects`]). A directory is a path, or the URL of a prefix in a store. Readers
+//! trust manifests only, and the manifest comes last.
 
 mod branch;
 mod directory;
@@ -11,8 +12,8 @@ mod ownership;
 mod prune;
 
 pub use crate::prepared::Prepared;
-pub use crate::storage::{Foreign, Found, Pruned, Target, place_of};
-pub use branch::{BRANCH_FILE, Record};
+pub use crate::storage::{Foreign, Found, Inherited, Pruned, Target, Unreadable};
+pub use branch::{BRANCH_FILE, Origin, Record};
 #[cfg(feature = "faults")]
 pub use disk::faults;
 pub use entries::mark_in;
@@ -23,7 +24,7 @@ use crate::arena::Slot;
 use crate::direct::Throttle;
 use crate::format::manifest::{Manifest, VERSION};
 use crate::format::mark::Mark;
-use crate::lineage::{self, From, Lineage, Place};
+use crate::lineage::{self, Lineage, Place};
 use crate::objects::{Location, is_url};
 use crate::retain::Policy;
 use crate::storage::{CleanUp, Storage, gone};
@@ -40,7 +41,8 @@ pub(crate) fn at(directory: &Path) -> io::Result<Box<dyn Storage>> {
     Ok(if is_url(directory) { Box::new(Location::of(directory)?) } else { Box::new(Directory::of(directory)) })
 }
 
-/// The directory's run id, drawn now if it has none. Of several that ask at the same time all get the same.
+/// The directory's run id, drawn now if it has none. Of several that ask at the same time all get
+/// the same.
 ///
 /// # Errors
 /// Those of the file system or store; `InvalidData` when the file with it is damaged.
@@ -56,7 +58,8 @@ pub fn known_run(directory: &Path) -> io::Result<Option<RunId>> {
     identity::known_run(&*at(directory)?)
 }
 
-/// Takes the directory, or joins those of the same job that have it. Waits where an owner may be gone; `notice` gets a line then.
+/// Takes the directory, or joins those of the same job that have it. Waits where an owner may be
+/// gone; `notice` gets a line then.
 ///
 /// # Errors
 /// [`ClaimError`].
@@ -66,7 +69,8 @@ pub fn claim(directory: &Path, who: &Claimant, notice: impl FnMut(String)) -> Re
     Claim::take(storage.into(), named, who, notice)
 }
 
-/// Fails once somebody else has the directory, with a sentence that says who. Marks without an epoch belong to no owner.
+/// Fails once somebody else has the directory, with a sentence that says who. Marks without an
+/// epoch belong to no owner.
 ///
 /// # Errors
 /// `PermissionDenied` then; those of the file system or store.
@@ -74,7 +78,8 @@ pub fn still_owned(directory: &Path, mark: &Mark) -> io::Result<()> {
     ownership::still_owned(&*at(directory)?, mark)
 }
 
-/// The branch that ran last, by its own record. One of another directory (a copy) says nothing here.
+/// The branch that ran last, by its own record. One of another directory (a copy) says nothing
+/// here.
 ///
 /// # Errors
 /// Those of the file system or store; `InvalidData` for something else of this name.
@@ -82,11 +87,13 @@ pub fn recorded(directory: &Path, run: Option<RunId>) -> io::Result<Option<Recor
     branch::recorded(&*at(directory)?, run)
 }
 
-/// Training goes on from `from`: the branch that it is in, recorded for whoever publishes. `asked`: the user named the step.
+/// Training goes on from `from`: the branch that it is in, recorded for whoever publishes. `asked`:
+/// the user named the step.
 ///
 /// # Errors
-/// Those of the file system or store; `PermissionDenied` when another job has taken the directory over.
-pub fn begin(directory: &Path, from: From, asked: bool, mark: &Mark) -> io::Result<Lineage> {
+/// Those of the file system or store; `PermissionDenied` when another job has taken the directory
+/// over.
+pub fn begin(directory: &Path, from: Origin<'_>, asked: bool, mark: &Mark) -> io::Result<Lineage> {
     branch::begin(&*at(directory)?, from, asked, mark)
 }
 
@@ -105,11 +112,12 @@ pub fn write_shard(
     at(directory)?.write_shard(&Prepared::of(slot, step, rank)?, mark, throttle)
 }
 
-/// Makes a checkpoint visible, if the directory is still its writer's, and says where. Doing it again changes nothing.
+/// Makes a checkpoint visible, if the directory is still its writer's, and says where. Doing it
+/// again changes nothing.
 ///
 /// # Errors
-/// Those of the file system or store; `PermissionDenied` when another job has taken the directory over; `AlreadyExists` where `target`
-/// names what something else has.
+/// Those of the file system or store; `PermissionDenied` when another job has taken the directory
+/// over; `AlreadyExists` where `target` names what something else has.
 pub fn publish(directory: &Path, mark: &Mark, step: u64, shards: &[ShardFile], target: Target) -> io::Result<PathBuf> {
     let storage = at(directory)?;
     let lineage = match target {
@@ -131,12 +139,13 @@ pub fn publish(directory: &Path, mark: &Mark, step: u64, shards: &[ShardFile], t
 /// Reads the manifest of a published checkpoint.
 ///
 /// # Errors
-/// A sentence with the path.
-pub fn read_manifest(checkpoint: &Path) -> Result<Manifest, String> {
-    at(checkpoint).map_err(|e| e.to_string())?.manifest()
+/// [`Unreadable`].
+pub fn read_manifest(checkpoint: &Path) -> Result<Manifest, Unreadable> {
+    at(checkpoint).map_err(|e| Unreadable::Address(Arc::new(e)))?.manifest()
 }
 
-/// Whether checkpoints can be kept there at all: a store answers within seconds. Says nothing of directories.
+/// Whether checkpoints can be kept there at all: a store answers within seconds. Says nothing of
+/// directories.
 ///
 /// # Errors
 /// Those of the store; `TimedOut`.
@@ -144,7 +153,8 @@ pub fn reach(directory: &Path) -> io::Result<()> {
     at(directory)?.reach()
 }
 
-/// Published checkpoints, newest first; damaged ones with the reason. Of several of one step, that of the branch that ran last comes first.
+/// Published checkpoints, newest first; damaged ones with the reason. Of several of one step, that
+/// of the branch that ran last comes first.
 ///
 /// # Errors
 /// Those of reading the directory; one that is missing holds none.
@@ -152,8 +162,10 @@ pub fn list(directory: &Path) -> io::Result<Vec<Found>> {
     branch::newest_first(&*at(directory)?)
 }
 
-/// Checkpoints that training goes on from when nobody asks for another: those of the branch that ran last, newest first, and damaged
-/// ones, which may have been of it.
+/// Checkpoints that training goes on from when nobody asks for another: those of the branch that
+/// ran last, newest first, and damaged ones, which may have been of it. A copy of a directory has
+/// the same ones as the directory. Where several directories were copied into one, nothing says
+/// which branch ran last, and none can be read this way.
 ///
 /// # Errors
 /// As [`list`].
@@ -161,10 +173,14 @@ pub fn line(directory: &Path) -> io::Result<Vec<Found>> {
     let storage = at(directory)?;
     let mut all = branch::newest_first(&*storage)?;
     let run = identity::known_run(&*storage)?;
-    let record = branch::recorded(&*storage, run)?.map(|r| r.lineage);
-    let places: Vec<Option<Place>> = all.iter().map(|(_, _, m)| m.as_ref().ok().map(|m| place_of(m, run))).collect();
+    let seen = branch::Seen::of(&*storage, run, &all)?;
+    if seen.mixed {
+        let unknown = |path: &Path| Err(Unreadable::Mixed(path.display().to_string()));
+        return Ok(all.into_iter().map(|(step, path, _)| (step, path.clone(), unknown(&path))).collect());
+    }
+    let places: Vec<Option<Place>> = all.iter().map(|(_, _, m)| Some(seen.runs.place_of(m.as_ref().ok()?))).collect();
     let known: Vec<Place> = places.iter().flatten().cloned().collect();
-    let ran = lineage::last(record.as_ref(), &known).cloned().unwrap_or_default();
+    let ran = lineage::last(seen.lineage(), &known).cloned().unwrap_or_default();
     let mut places = places.iter();
     all.retain(|_| places.next().is_some_and(|p| p.as_ref().is_none_or(|p| ran.includes(p))));
     Ok(all)
@@ -182,8 +198,8 @@ pub fn path_of(directory: &Path, step: u64) -> io::Result<Option<PathBuf>> {
     }
 }
 
-/// Deletes published checkpoints that `policy` does not keep, and what turns before that of `mark` left unpublished. Only what carries the
-/// mark of this directory's run goes.
+/// Deletes published checkpoints that `policy` does not keep, and what turns before that of `mark`
+/// left unpublished. Only what carries the mark of this directory's run goes.
 ///
 /// # Errors
 /// Those of the file system or store.
@@ -193,8 +209,8 @@ pub fn prune(directory: &Path, policy: Policy, mark: &Mark) -> io::Result<Pruned
     prune_of(&*storage, policy, mark.run, mark.turn(), false)
 }
 
-/// The same from outside of a job, which may be running: what it has not published yet is left alone. With `dry_run` only says what would
-/// go.
+/// The same from outside of a job, which may be running: what it has not published yet is left
+/// alone. With `dry_run` only says what would go.
 ///
 /// # Errors
 /// As [`prune()`].
@@ -222,7 +238,7 @@ fn kept_without_run(storage: &dyn Storage) -> io::Result<Vec<Foreign>> {
     let earlier = |(step, path, m): Found| Foreign {
         name: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         step: Some(step),
-        why: m.err().unwrap_or_else(|| "written by an earlier version of everstep".into()),
+        why: m.err().map_or_else(|| "written by an earlier version of everstep".into(), |why| why.to_string()),
     };
     let mut all: Vec<Foreign> = branch::newest_first(storage)?.into_iter().map(earlier).collect();
     all.extend(storage.foreign(None)?);
@@ -238,7 +254,8 @@ pub fn foreign(directory: &Path) -> io::Result<Vec<Foreign>> {
     storage.foreign(identity::known_run(&*storage)?)
 }
 
-/// Writes down a shard that was written without anybody who collects what is: at the end of a job, and without an agent.
+/// Writes down a shard that was written without anybody who collects what is: at the end of a job,
+/// and without an agent.
 ///
 /// # Errors
 /// Those of the file system or store.
@@ -246,7 +263,8 @@ pub fn note(directory: &Path, mark: &Mark, step: u64, shard: &ShardFile) -> io::
     at(directory)?.note(mark, step, shard)
 }
 
-/// A small file beside the checkpoints, such as what was measured of them: as it was written last; `None` when there is none.
+/// A small file beside the checkpoints, such as what was measured of them: as it was written last;
+/// `None` when there is none.
 ///
 /// # Errors
 /// Those of the file system or store.
@@ -254,7 +272,8 @@ pub fn recall(directory: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
     at(directory)?.recall(name)
 }
 
-/// Writes it: a JSON object with the key `everstep`, by which it is known again. Something else of this name is not replaced.
+/// Writes it: a JSON object with the key `everstep`, by which it is known again. Something else of
+/// this name is not replaced.
 ///
 /// # Errors
 /// As [`recall`]; `AlreadyExists` for something else.

@@ -1,13 +1,14 @@
-//! Who owns a directory of checkpoints: records beside the checkpoints, renewed by their owner. What they mean is decided in
-//! [`everstep_core::ownership`].
+//! Who owns a directory of checkpoints: records beside the checkpoints, renewed by their owner.
+//! What they mean is decided in [`everstep_core::ownership`].
 //!
-//! Each epoch has a record of its own, whose creation is exclusive: of several that want the next epoch one gets it. Only its owner
-//! replaces it after that, and the newest epoch counts, so that no lock is needed, on a file system or in a store.
+//! Each epoch has a record of its own, whose creation is exclusive: of several that want the next
+//! epoch one gets it. Only its owner replaces it after that, and the newest epoch counts, so that
+//! no lock is needed, on a file system or in a store.
 
 use super::identity::{create, drawn, known_run, run_id};
 use crate::format::digest::crc;
 use crate::format::mark::Mark;
-use crate::process::started;
+use crate::process::{self, started};
 use crate::storage::Storage;
 use crate::unique::unique;
 use everstep_core::id::RunId;
@@ -72,7 +73,8 @@ pub enum ClaimError {
 }
 
 impl Claim {
-    /// Takes the directory, or joins those of the same job that have it. Waits where an owner may be gone; `notice` gets a line then.
+    /// Takes the directory, or joins those of the same job that have it. Waits where an owner may
+    /// be gone; `notice` gets a line then.
     ///
     /// # Errors
     /// [`ClaimError`].
@@ -106,7 +108,8 @@ impl Claim {
                         claim.predecessor = predecessor;
                         return Ok(claim);
                     }
-                    // Somebody else was first, or the store ignores conditions: the record says who has it.
+                    // Somebody else was first, or the store ignores conditions: the record says who
+                    // has it.
                 }
                 Verdict::Refuse => {
                     let owner = found.as_ref().map(|r| refusal(&directory, r));
@@ -152,18 +155,21 @@ impl Claim {
         let (record, of) = (held.clone(), storage.clone());
         let thread = std::thread::Builder::new().name("everstep-owner".into()).spawn(move || {
             while stopped.recv_timeout(RENEWAL) == Err(RecvTimeoutError::Timeout) {
-                // Where storage fails for a while, others see silence, and this owner publishes nothing either.
+                // Where storage fails for a while, others see silence, and this owner publishes
+                // nothing either.
                 let _ = renew(&*of, &record);
             }
         });
-        // Without a thread nothing is renewed: a later start may take over after its silence, and then nothing is published here.
+        // Without a thread nothing is renewed: a later start may take over after its silence, and
+        // then nothing is published here.
         let thread = thread.inspect_err(|e| {
             notice(format!("no thread to renew the claim on {directory} ({e}): another job may take it over"));
         });
         Ok(Claim { record: held, storage, stop: thread.ok().map(|thread| (stop, thread)), predecessor: None })
     }
 
-    /// The job that this claim was taken over from, because it had ended on this machine without letting go.
+    /// The job that this claim was taken over from, because it had ended on this machine without
+    /// letting go.
     #[must_use]
     pub fn predecessor(&self) -> Option<&str> {
         self.predecessor.as_deref()
@@ -227,8 +233,8 @@ fn own_record(run: RunId, epoch: u64, who: &Claimant) -> Record {
     Record { run, epoch, life, job, host, process, nodes: who.nodes, beat: unique() >> 16, released: false }
 }
 
-/// Replaces the record, unless somebody else has the directory by now. Where somebody has deleted the files of the directory, it stays
-/// this run's.
+/// Replaces the record, unless somebody else has the directory by now. Where somebody has deleted
+/// the files of the directory, it stays this run's.
 fn renew(storage: &dyn Storage, record: &Mutex<Record>) -> io::Result<()> {
     let record = {
         let mut record = record.lock().unwrap_or_else(PoisonError::into_inner);
@@ -251,7 +257,8 @@ fn state(storage: &dyn Storage) -> io::Result<(Option<RunId>, Option<u64>)> {
     Ok((known_run(storage)?, newest_epoch(storage)?))
 }
 
-fn newest_epoch(storage: &dyn Storage) -> io::Result<Option<u64>> {
+/// Which ownership of the directory is the newest; `None` when nobody has ever owned it.
+pub(super) fn newest_epoch(storage: &dyn Storage) -> io::Result<Option<u64>> {
     Ok(storage.owners()?.into_iter().max())
 }
 
@@ -284,7 +291,8 @@ fn of_this_run(record: Record, run: RunId) -> Record {
     Record { released: record.released || of_another, ..record }
 }
 
-/// Fails once somebody else has the directory, with a sentence that says who. Marks without an epoch belong to no owner.
+/// Fails once somebody else has the directory, with a sentence that says who. Marks without an
+/// epoch belong to no owner.
 ///
 /// # Errors
 /// `PermissionDenied` then; those of the file system or store.
@@ -304,6 +312,12 @@ pub(super) fn still_owned(storage: &dyn Storage, mark: &Mark) -> io::Result<()> 
     };
     let what = format!("the directory was {how}; nothing is published from here any more");
     Err(io::Error::new(io::ErrorKind::PermissionDenied, what))
+}
+
+/// Whether an error of [`still_owned`] means that somebody else has the directory, rather than that
+/// nobody can look.
+pub(super) fn is_lost(e: &io::Error) -> bool {
+    e.kind() == io::ErrorKind::PermissionDenied && e.raw_os_error().is_none()
 }
 
 /// Records of past owners say nothing any more.
@@ -327,7 +341,7 @@ fn this_process() -> ProcessId {
 /// It ran on this machine, and has certainly ended.
 fn has_ended(process: &ProcessId) -> bool {
     let here = !process.place.is_empty() && process.place == place();
-    here && started(process.pid) != Some(process.started)
+    here && process::has_ended(process.pid, process.started)
 }
 
 #[cfg(test)]

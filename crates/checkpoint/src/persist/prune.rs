@@ -1,4 +1,5 @@
-//! Deleting on a file system: what retention lets go, and what writers of this run left that died half-way.
+//! Deleting on a file system: what retention lets go, and what writers of this run left that died
+//! half-way.
 //!
 //! ```text
 //!  step-N/          rename, fsync parent: from now on it does not exist
@@ -17,8 +18,8 @@ use rustix::fs::FileType;
 use std::io;
 use std::path::Path;
 
-/// Deletes published checkpoints that `policy` does not keep, and what turns before that of `mark` left unpublished. With `dry_run`
-/// only says so.
+/// Deletes published checkpoints that `policy` does not keep, and what turns before that of `mark`
+/// left unpublished. With `dry_run` only says so.
 ///
 /// # Errors
 /// Those of the file system. What could not be read is left alone.
@@ -77,8 +78,8 @@ pub(super) fn prune(directory: &Path, what: &CleanUp<'_>) -> io::Result<Pruned> 
 fn foreign(all: &[Entry]) -> Vec<Foreign> {
     let why = |e: &Entry| match &e.what {
         What::Foreign { step, why } => Some((*step, why.clone())),
-        What::Damaged { step, why } => Some((Some(*step), why.clone())),
-        What::Checkpoint { manifest, kept: Some(why), .. } => Some((Some(manifest.step), why.clone())),
+        What::Damaged { step, why } => Some((Some(*step), why.to_string())),
+        What::Checkpoint { manifest, kept: Some(why), .. } => Some((Some(manifest.step), why.to_string())),
         _ => None,
     };
     all.iter().filter_map(|e| why(e).map(|(step, why)| Foreign { name: e.name.clone(), step, why })).collect()

@@ -1,21 +1,27 @@
 //! Connections that bring something into one slot, and who may write there.
 
+use crate::arena::Writing;
 use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, RwLock, RwLockReadGuard};
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Bringers {
     /// Nobody wants it any more.
     cancelled: AtomicBool,
     streams: Mutex<Vec<TcpStream>>,
-    /// Held by whoever writes into the slot.
-    writing: RwLock<()>,
+    /// Held by whoever writes into the slot; `None` once nobody may any more.
+    writing: RwLock<Option<Writing>>,
 }
 
 impl Bringers {
+    /// Those of a slot that was begun.
+    pub fn of(slot: Writing) -> Self {
+        Bringers { cancelled: AtomicBool::new(false), streams: Mutex::default(), writing: RwLock::new(Some(slot)) }
+    }
+
     /// One more connection brings parts of it.
     pub fn attach(&self, stream: &TcpStream) {
         if let (Ok(mut streams), Ok(stream)) = (self.streams.lock(), stream.try_clone()) {
@@ -29,21 +35,42 @@ impl Bringers {
         for stream in self.streams.lock().iter().flat_map(|s| s.iter()) {
             let _ = stream.shutdown(Shutdown::Both);
         }
-        drop(self.writing.write());
+        drop(self.take());
     }
 
     /// The right to write into the slot, beside others.
     ///
     /// # Errors
     /// `InvalidData` when it is over.
-    pub fn write(&self) -> io::Result<RwLockReadGuard<'_, ()>> {
-        self.writing.read().ok().filter(|_| !self.is_over()).ok_or_else(over)
+    pub fn write(&self) -> io::Result<Share<'_>> {
+        let share = self.writing.read().ok().map(Share);
+        share.filter(|s| s.0.is_some() && !self.is_over()).ok_or_else(over)
+    }
+
+    /// Takes the slot, to seal it, once nobody writes into it. `None` if it is sealed already, or
+    /// if nobody wants it any more.
+    pub fn take(&self) -> Option<Writing> {
+        self.writing.write().ok()?.take()
     }
 
     /// Nobody wants it any more.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.cancelled.load(Ordering::Acquire)
+    }
+}
+
+/// See [`Bringers::write`].
+#[derive(Debug)]
+pub struct Share<'a>(RwLockReadGuard<'a, Option<Writing>>);
+
+impl Share<'_> {
+    /// The slot.
+    ///
+    /// # Errors
+    /// `InvalidData` when it is over.
+    pub fn slot(&self) -> io::Result<&Writing> {
+        self.0.as_ref().ok_or_else(over)
     }
 }
 

@@ -1,10 +1,11 @@
-//! The conversation on one stream from another agent: what it has begun and found, and the answers to its requests.
+//! The conversation on one stream from another agent: what it has begun and found, and the answers
+//! to its requests.
 
 use super::holder::Holder;
 use super::protocol::{Answer, Ask, BUSY, DAMAGED, EXTENT_HEADER, SILENCE, WHEN_IDLE, description_crc};
 use super::upload::Upload;
 use crate::arena::{Label, Slot};
-use crate::erasure::parity::Incoming;
+use crate::erasure::parity::{Incoming, Lengths, ParityRound};
 use crate::format::digest::{CHUNK_BYTES, crc};
 use everstep_wire::frame;
 use everstep_wire::limits::INDEX_BYTES_MAX;
@@ -61,7 +62,8 @@ impl<'a> Conversation<'a> {
     pub fn run(mut self) -> io::Result<()> {
         self.tcp.set_read_timeout(Some(SILENCE))?;
         frame::write(&mut self.tcp, &Answer::Done)?;
-        // Between steps a stream may be silent for long; it ends when the other side goes, or its machine.
+        // Between steps a stream may be silent for long; it ends when the other side goes, or its
+        // machine.
         self.tcp.set_read_timeout(None)?;
         sockopt::set_socket_keepalive(&self.tcp, true)?;
         sockopt::set_tcp_keepidle(&self.tcp, KEEPALIVE)?;
@@ -84,7 +86,8 @@ impl<'a> Conversation<'a> {
             Ask::Join { label } => Ok(self.join(label)),
             Ask::Data => {
                 let Some(upload) = self.upload.clone() else { return Ok(Next::Close) };
-                // Whoever keeps to idle spans may be silent for long; when its generation is over, the stream is closed.
+                // Whoever keeps to idle spans may be silent for long; when its generation is over,
+                // the stream is closed.
                 self.extents(&upload)?;
                 Ok(Next::Answer(Answer::Done))
             }
@@ -113,7 +116,7 @@ impl<'a> Conversation<'a> {
                 begun.bringers.attach(&self.tcp);
                 Next::Answer(Answer::Missing(self.upload.insert(begun).missing()))
             }
-            Err(why) => refused(why),
+            Err(why) => refused(why.to_string()),
         })
     }
 
@@ -151,7 +154,7 @@ impl<'a> Conversation<'a> {
 
     fn parity(&mut self, ask: &Ask) -> io::Result<Next> {
         let Ask::Parity { of, round, region, description, base } = *ask else { return Ok(Next::Close) };
-        match self.holder.parity((of, round), (region, description), base) {
+        match self.holder.parity(ParityRound { want: of, round }, Lengths { region, description }, base) {
             Ok(None) => Ok(Next::Answer(Answer::Missing(Vec::new()))),
             Ok(Some(begun)) => {
                 begun.bringers.attach(&self.tcp);
@@ -159,7 +162,7 @@ impl<'a> Conversation<'a> {
                 self.incoming.insert(begun).receive(&mut self.tcp)?;
                 Ok(Next::Done)
             }
-            Err(why) => Ok(refused(why)),
+            Err(why) => Ok(refused(why.to_string())),
         }
     }
 
@@ -171,15 +174,15 @@ impl<'a> Conversation<'a> {
         }
         Ok(match incoming.seal(&json) {
             Ok(()) => {
-                self.holder.arrived(&incoming.of);
+                self.holder.arrived(&incoming.of.want);
                 Next::Answer(Answer::Done)
             }
-            Err(why) => refused(why),
+            Err(why) => refused(why.to_string()),
         })
     }
 
-    /// Sends a part of the region. The slot need not be pinned: a step that has arrived here may give way to a later one meanwhile,
-    /// and the other agent detects that by the checksums.
+    /// Sends a part of the region. The slot need not be pinned: a step that has arrived here may
+    /// give way to a later one meanwhile, and the other agent detects that by the checksums.
     fn send(&mut self, slot: &Slot, range: Range<usize>) -> io::Result<()> {
         self.piece.resize(PIECE_BYTES, 0);
         for at in range.clone().step_by(PIECE_BYTES) {
@@ -224,8 +227,8 @@ impl<'a> Conversation<'a> {
     }
 }
 
-/// Returns the requested range of the region; `None` if it lies outside, if it is too long for the request, or if the request is
-/// not for a part of the region.
+/// Returns the requested range of the region; `None` if it lies outside, if it is too long for the
+/// request, or if the request is not for a part of the region.
 fn asked(slot: &Slot, ask: &Ask) -> Option<Range<usize>> {
     let (chunk, region) = (CHUNK_BYTES as u64, slot.region_bytes());
     let (from, to) = match *ask {

@@ -1,13 +1,15 @@
-//! The side that keeps replicas: its slots, and the shards on their way into them, which streams bring ([`super::conversation`]).
+//! The side that keeps replicas: its slots, and the shards on their way into them, which streams
+//! bring ([`super::conversation`]).
 
 use super::bringers::Bringers;
 use super::protocol::{Ask, ParityWant, SlotRow};
-use super::room::{Room, room};
+use super::refusal::Refusal;
+use super::room::{Named, Room};
 use super::taken::Taken;
 use super::upload::Upload;
 use crate::arena::{Label, Notes, Pin, Slot, State, slot_bytes};
 use crate::board::{Board, Word};
-use crate::erasure::parity::{self, Incoming};
+use crate::erasure::parity::{self, Incoming, Lengths, ParityRound};
 use crate::format::index::Index;
 use crate::mapped::Mapped;
 use everstep_wire::limits::{INDEX_BYTES_MAX, REGION_BYTES_MAX};
@@ -37,8 +39,8 @@ pub struct Holder {
     directories: Vec<PathBuf>,
     pub(super) token: OnceLock<Token>,
     pub(super) job: u64,
-    /// [`crate::arena::run_label`] of the directory that the workers' checkpoints belong to. Before a worker has said so, what no slot
-    /// has: the job's name.
+    /// [`crate::arena::run_label`] of the directory that the workers' checkpoints belong to. Before
+    /// a worker has said so, what no slot has: the job's name.
     run: AtomicU64,
     /// Uploads of older generations are refused.
     floor: AtomicU64,
@@ -89,12 +91,15 @@ fn slot_files(directories: &[PathBuf]) -> impl Iterator<Item = (PathBuf, String)
     names.filter_map(|(path, name)| Some((path, name.into_string().ok().filter(|n| n.contains("-slot-"))?)))
 }
 
-/// Clears what an agent that died while it read or repaired slots has left in them. The caller is this node's only agent, and has not
-/// begun to read.
-pub fn forget_readers(directories: &[PathBuf]) {
+/// Clears what an agent that died while it read or repaired slots has left in them.
+///
+/// # Safety
+/// The caller is this node's only agent, and has not begun to read.
+pub unsafe fn forget_readers(directories: &[PathBuf]) {
     for (path, _) in slot_files(directories) {
         if let Ok(slot) = Slot::open(&path) {
-            slot.forget_readers();
+            // SAFETY: whoever has read or repaired it has ended, as the caller promises.
+            unsafe { slot.forget_readers() };
         }
     }
 }
@@ -122,8 +127,12 @@ pub fn rows(directories: &[PathBuf], run: Option<u64>) -> Vec<SlotRow> {
 
 impl Holder {
     /// A holder whose new slots go into the first of `directories`.
+    ///
+    /// # Safety
+    /// While it lives, nobody else writes slots with copies and parity in `directories`: the caller
+    /// is this node's only agent.
     #[must_use]
-    pub fn new(directories: Vec<PathBuf>, job: u64) -> Self {
+    pub unsafe fn new(directories: Vec<PathBuf>, job: u64) -> Self {
         Holder {
             directories,
             token: OnceLock::new(),
@@ -139,7 +148,8 @@ impl Holder {
         }
     }
 
-    /// How to open the step boards of this node's workers, which say whether one is in a collective.
+    /// How to open the step boards of this node's workers, which say whether one is in a
+    /// collective.
     pub fn set_boards(&self, open: impl Fn() -> Vec<Board> + Send + Sync + 'static) {
         let _ = self.boards.set(Boards(Box::new(open)));
     }
@@ -149,7 +159,8 @@ impl Holder {
         let _ = self.token.set(token);
     }
 
-    /// Which run the workers' checkpoints belong to. Nothing of another one is offered, taken or used any more. True when that is news.
+    /// Which run the workers' checkpoints belong to. Nothing of another one is offered, taken or
+    /// used any more. True when that is news.
     pub fn set_run(&self, run: u64) -> bool {
         self.run.swap(run, Ordering::AcqRel) != run
     }
@@ -172,7 +183,8 @@ impl Holder {
         held(&self.directories, Some(self.run()))
     }
 
-    /// From now on only `generation` and later ones may store anything; what is on its way from older ones ends.
+    /// From now on only `generation` and later ones may store anything; what is on its way from
+    /// older ones ends.
     pub fn raise_floor(&self, generation: u64) {
         self.floor.fetch_max(generation, Ordering::AcqRel);
         let ends = |begun: u64, bringers: &Bringers| {
@@ -186,11 +198,12 @@ impl Holder {
             uploads.retain(|_, u| !ends(u.label.generation, &u.bringers));
         }
         if let Ok(mut parities) = self.parities.lock() {
-            parities.retain(|_, p| !ends(p.of.generation, &p.bringers));
+            parities.retain(|_, p| !ends(p.of.want.generation, &p.bringers));
         }
     }
 
-    /// Removes replicas of ranks that are not in `keep` (rank and world size), and parity of stripes that are not in `parity`.
+    /// Removes replicas of ranks that are not in `keep` (rank and world size), and parity of
+    /// stripes that are not in `parity`.
     pub fn keep_only(&self, keep: &[(u64, u64)], parity: &[(u64, u64)]) {
         for held in self.held().into_iter().filter(|h| h.replica) {
             let kept = if held.parity { parity } else { keep };
@@ -247,22 +260,23 @@ impl Holder {
     /// Finds or makes the slot for a parity shard; `None` when it is here already.
     ///
     /// # Errors
-    /// A sentence.
+    /// [`Refusal`].
     pub fn parity_room(
         &self,
         of: &ParityWant,
-        (region, description): (u64, u64),
+        Lengths { region, description }: Lengths,
         base: Option<u64>,
-    ) -> Result<Option<Arc<Slot>>, String> {
+    ) -> Result<Option<Arc<Slot>>, Refusal> {
         if region > REGION_BYTES_MAX || description > INDEX_BYTES_MAX {
-            return Err("a parity shard over the limit".into());
+            return Err(Refusal::ParityTooLong);
         }
         if of.generation < self.floor.load(Ordering::Acquire) {
-            return Err(format!("generation {} is over", of.generation));
+            return Err(Refusal::Over(of.generation));
         }
-        let directory = self.directories.first().ok_or("no memory on this node")?;
+        let directory = self.directories.first().ok_or(Refusal::NoMemory)?;
         let need = slot_bytes(region, description);
-        match room((directory, &of.name(), &self.mapped), of.label(self.run()), need, base, |_| false)? {
+        let named = Named { directory, name: &of.name(), mapped: &self.mapped };
+        match named.room(of.label(self.run()), need, base, |_| false)? {
             Room::Held => Ok(None),
             Room::Slot(slot) => Ok(Some(slot)),
         }
@@ -271,25 +285,28 @@ impl Holder {
     /// Begins to receive a parity shard; `None` when it is here already.
     ///
     /// # Errors
-    /// The reason, in one sentence.
+    /// [`Refusal`].
     pub(super) fn parity(
         &self,
-        (of, round): (ParityWant, u64),
-        lengths: (u64, u64),
+        of: ParityRound,
+        lengths: Lengths,
         base: Option<u64>,
-    ) -> Result<Option<Arc<Incoming>>, String> {
-        let mut parities = self.parities.lock().map_err(|e| e.to_string())?;
-        if let Some(begun) = parities.get(&of.name()) {
-            if (begun.of, begun.round) == (of, round) {
+    ) -> Result<Option<Arc<Incoming>>, Refusal> {
+        let mut parities = self.parities.lock()?;
+        let name = of.want.name();
+        if let Some(begun) = parities.get(&name) {
+            if begun.of == of {
                 return Ok(Some(Arc::clone(begun)));
             }
             // A new attempt takes over from one whose stream is gone.
             begun.bringers.cancel();
-            parities.remove(&of.name());
+            parities.remove(&name);
         }
-        let Some(slot) = self.parity_room(&of, lengths, base)? else { return Ok(None) };
-        let incoming = Arc::new(Incoming::begin(slot, (of, round), lengths)?);
-        parities.insert(of.name(), Arc::clone(&incoming));
+        let Some(slot) = self.parity_room(&of.want, lengths, base)? else { return Ok(None) };
+        // SAFETY: only this holder writes the slot (`Holder::new`), and an earlier attempt at it
+        // was cancelled.
+        let incoming = Arc::new(unsafe { Incoming::begin(slot, of, lengths)? });
+        parities.insert(name, Arc::clone(&incoming));
         Ok(Some(incoming))
     }
 
@@ -303,44 +320,47 @@ impl Holder {
     /// Finds or makes the slot for an upload with this index; `None` when it is here already.
     ///
     /// # Errors
-    /// The reason, in one sentence.
+    /// [`Refusal`].
     pub(super) fn begin(
         &self,
         label: Label,
         region: u64,
         json: &[u8],
         base: Option<u64>,
-    ) -> Result<Option<Arc<Upload>>, String> {
+    ) -> Result<Option<Arc<Upload>>, Refusal> {
         if label.run != self.run() {
-            return Err("it is of another run: all nodes of a job must be given the same checkpoint directory".into());
+            return Err(Refusal::OtherRun);
         }
         if label.generation < self.floor.load(Ordering::Acquire) {
-            return Err(format!("generation {} is over", label.generation));
+            return Err(Refusal::Over(label.generation));
         }
         // What the index says counts; checked before any room is made for it.
         let index: Option<Index> = serde_json::from_slice(json).ok();
         if region > REGION_BYTES_MAX || index.map(|i| i.bytes()) != Some(region) {
-            return Err("the index does not fit its region".into());
+            return Err(Refusal::Region);
         }
         self.open(label, region, json, base)
     }
 
-    fn open(&self, label: Label, region: u64, json: &[u8], base: Option<u64>) -> Result<Option<Arc<Upload>>, String> {
-        let mut uploads = self.uploads.lock().map_err(|e| e.to_string())?;
+    fn open(&self, label: Label, region: u64, json: &[u8], base: Option<u64>) -> Result<Option<Arc<Upload>>, Refusal> {
+        let mut uploads = self.uploads.lock()?;
         let key = (label.rank, label.world_size);
         // A new attempt takes over from one whose stream is gone.
         if let Some(old) = uploads.remove(&key) {
             old.bringers.cancel();
         }
-        let directory = self.directories.first().ok_or("no memory on this node")?;
+        let directory = self.directories.first().ok_or(Refusal::NoMemory)?;
         let name = format!("peer-{}-of-{}", label.rank, label.world_size);
         let resumes = |s: &Slot| s.state() == State::Writing && s.described().is_ok_and(|(l, _)| l == label);
         let need = slot_bytes(region, json.len() as u64 + 4096);
-        let slot = match room((directory, &name, &self.mapped), label, need, base, resumes)? {
+        let named = Named { directory, name: &name, mapped: &self.mapped };
+        let slot = match named.room(label, need, base, resumes)? {
             Room::Held => return Ok(None),
             Room::Slot(slot) => slot,
         };
-        let upload = Arc::new(Upload::begin(slot, label, json)?);
+        // SAFETY: only this holder writes the slot (`Holder::new`), and an earlier attempt at it
+        // was cancelled.
+        let upload = Arc::new(unsafe { Upload::begin(slot, label, json)? });
         uploads.insert(key, Arc::clone(&upload));
         Ok(Some(upload))
     }

@@ -1,9 +1,11 @@
-//! What two agents say on a replica stream: frames of JSON for questions and answers, raw bytes for data.
+//! What two agents say on a replica stream: frames of JSON for questions and answers, raw bytes for
+//! data.
 //!
-//! Data towards a holder comes as extents: offset (u64), length (u32), both little endian, then the bytes; each is answered by
-//! its offset (u64), with [`DAMAGED`] set when it completed a chunk whose checksum differs. Length 0 ends the data. With
-//! [`WHEN_IDLE`] in its length, an extent is answered when the holder's own collectives are over. Parity, whose checksums are known
-//! only when it is computed, comes as whole positions, each with its checksum (u64) after the length.
+//! Data towards a holder comes as extents: offset (u64), length (u32), both little endian, then the
+//! bytes; each is answered by its offset (u64), with [`DAMAGED`] set when it completed a chunk
+//! whose checksum differs. Length 0 ends the data. With [`WHEN_IDLE`] in its length, an extent is
+//! answered when the holder's own collectives are over. Parity, whose checksums are known only when
+//! it is computed, comes as whole positions, each with its checksum (u64) after the length.
 
 use crate::arena::Label;
 use crate::fused::Running;
@@ -12,14 +14,18 @@ use everstep_wire::limits::{CONNECT_TIMEOUT, INDEX_BYTES_MAX};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 /// Version of everything in this file.
 pub const VERSION: u32 = 2;
-/// In an answer to an extent: its chunk has another checksum than the index says; send the chunk again.
+/// In an answer to an extent: its chunk has another checksum than the index says; send the chunk
+/// again.
 pub const DAMAGED: u64 = 1 << 63;
 /// A silent peer is given up after this.
 pub const SILENCE: Duration = Duration::from_secs(10);
+/// How often a reader that waits for bytes looks whether they are still wanted.
+const LOOK: Duration = Duration::from_millis(100);
 /// In an answer to an extent: the holder's collectives are not over yet.
 pub const BUSY: u64 = 1 << 62;
 
@@ -62,14 +68,15 @@ pub enum Ask {
     },
     /// Extents follow, up to one of length 0. Answer after the last: [`Answer::Done`].
     Data,
-    /// The slot of this stream is complete. Answer: [`Answer::Done`], or [`Answer::Missing`] when it is not.
+    /// The slot of this stream is complete. Answer: [`Answer::Done`], or [`Answer::Missing`] when
+    /// it is not.
     Seal,
     /// Is this step here? Answer: [`Answer::Found`], then the index, or [`Answer::NotHere`].
     Find(Want),
     /// What does this node's memory hold? Answer: [`Answer::Slots`].
     List,
-    /// As [`Ask::Find`], but only what this node has taken for this round of replication and will not overwrite before that is
-    /// over. Waits until it has.
+    /// As [`Ask::Find`], but only what this node has taken for this round of replication and will
+    /// not overwrite before that is over. Waits until it has.
     Taken {
         /// the shard
         want: Want,
@@ -85,15 +92,16 @@ pub enum Ask {
         /// how many
         count: u64,
     },
-    /// So many bytes of the region of what was found last on this stream, at most a chunk's. They follow without an answer.
+    /// So many bytes of the region of what was found last on this stream, at most a chunk's. They
+    /// follow without an answer.
     ReadBytes {
         /// where they begin
         at: u64,
         /// how many
         bytes: u64,
     },
-    /// A parity shard is to be stored, or more of it comes on this stream, too. Answer: [`Answer::Done`], or
-    /// [`Answer::Missing`] with nothing when it is here already.
+    /// A parity shard is to be stored, or more of it comes on this stream, too. Answer:
+    /// [`Answer::Done`], or [`Answer::Missing`] with nothing when it is here already.
     Parity {
         /// which
         of: ParityWant,
@@ -274,10 +282,32 @@ impl Stream {
         }
     }
 
-    /// Asks for something that is described by JSON: its label, the length of its region, and the JSON, which arrived whole.
+    /// Fills `bytes`, unless `over` is set before the last of them has arrived.
     ///
     /// # Errors
-    /// As [`Stream::ask`]; `NotFound` when it is not there; `InvalidData` when label or JSON are damaged or over the limit.
+    /// Those of the network; `Interrupted` when `over` is set.
+    pub fn read_while(&mut self, bytes: &mut [u8], over: &AtomicBool) -> io::Result<()> {
+        self.tcp.set_read_timeout(Some(LOOK))?;
+        let (mut filled, mut heard) = (0, Instant::now());
+        while filled < bytes.len() {
+            match self.tcp.read(&mut bytes[filled..]) {
+                _ if over.load(Ordering::Acquire) => return Err(io::ErrorKind::Interrupted.into()),
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(n) => (filled, heard) = (filled + n, Instant::now()),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock && heard.elapsed() < SILENCE => {}
+                Err(e) => return Err(e),
+            }
+        }
+        self.tcp.set_read_timeout(Some(SILENCE))
+    }
+
+    /// Asks for something that is described by JSON: its label, the length of its region, and the
+    /// JSON, which arrived whole.
+    ///
+    /// # Errors
+    /// As [`Stream::ask`]; `NotFound` when it is not there; `InvalidData` when label or JSON are
+    /// damaged or over the limit.
     pub fn find(&mut self, ask: &Ask) -> io::Result<(Label, u64, Vec<u8>)> {
         let (label, region, length, crc) = match self.ask(ask)? {
             Answer::Found { label, region, index, crc } => (label, region, index, crc),
@@ -311,4 +341,27 @@ impl Stream {
 #[must_use]
 pub fn unexpected(answer: &Answer) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("unexpected answer {answer:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::net::TcpListener;
+
+    #[test]
+    fn a_reader_whose_peer_is_silent_stops_when_it_is_over() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stream = Stream { tcp: TcpStream::connect(listener.local_addr().unwrap()).unwrap() };
+        let (mut peer, _) = listener.accept().unwrap();
+        peer.write_all(b"some").unwrap();
+        let (over, mut bytes) = (AtomicBool::new(false), [0; 8]);
+        stream.read_while(&mut bytes[..4], &over).unwrap();
+        assert_eq!(&bytes[..4], b"some");
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| stream.read_while(&mut bytes, &over));
+            over.store(true, Ordering::Release);
+            assert_eq!(reader.join().unwrap().unwrap_err().kind(), io::ErrorKind::Interrupted);
+        });
+    }
 }

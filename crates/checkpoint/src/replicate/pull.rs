@@ -1,15 +1,16 @@
-//! The side that fetches: a shard from several holders at once, every chunk verified; what one holder has damaged comes
-//! from the next.
+//! The side that fetches: a shard from several holders at once, every chunk verified; what one
+//! holder has damaged comes from the next.
 
 use super::protocol::{Ask, Peer, Stream, Want};
-use crate::arena::{Label, Repair, Slot};
+use crate::arena::{Label, Repair, Slot, Writing};
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::index::Index;
 use crate::fused::Running;
 use everstep_wire::limits::REGION_BYTES_MAX;
 use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, Read};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Chunks per question.
@@ -37,7 +38,8 @@ pub struct Found {
 /// Asks one holder for a shard.
 ///
 /// # Errors
-/// Those of the network; `NotFound` when it has no such shard; `InvalidData` when its index makes no sense.
+/// Those of the network; `NotFound` when it has no such shard; `InvalidData` when its index makes
+/// no sense.
 pub fn find(peer: &Peer, want: Want) -> io::Result<Found> {
     find_on(Stream::open(peer)?, &Ask::Find(want), want)
 }
@@ -60,10 +62,11 @@ pub fn find_on(mut stream: Stream, ask: &Ask, want: Want) -> io::Result<Found> {
 }
 
 struct Work<'a> {
-    slot: &'a Slot,
+    slot: &'a Writing,
     index: &'a Index,
     region: u64,
     queue: Mutex<Queue>,
+    over: &'a AtomicBool,
 }
 
 #[derive(Default)]
@@ -80,31 +83,41 @@ enum Next {
     Nothing,
 }
 
-/// Fills `slot` from all of `sources`, which must have found the same shard, and seals it. `streams` per source.
+/// Fills `slot` from all of `sources`, which must have found the same shard, and seals it.
+/// `streams` per source. Stops soon when `over` is set.
+///
+/// # Safety
+/// As [`Slot::begin`], until this returns.
 ///
 /// # Errors
-/// `InvalidData` when some chunk is good nowhere; the slot is then not sealed. Those of the network when nobody answers
-/// any more.
-pub fn fill(slot: &Slot, sources: Vec<Found>, peers: &[Peer], want: Want, streams: usize) -> io::Result<()> {
+/// `InvalidData` when some chunk is good nowhere, `Interrupted` when it was stopped; the slot is
+/// then not sealed. Those of the network when nobody answers any more.
+pub unsafe fn fill(
+    slot: &Arc<Slot>,
+    sources: Vec<(&Peer, Found)>,
+    want: Want,
+    streams: usize,
+    over: &AtomicBool,
+) -> io::Result<()> {
     let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
-    let first = sources.first().ok_or(io::ErrorKind::NotFound)?;
+    let (_, first) = sources.first().ok_or(io::ErrorKind::NotFound)?;
     let (label, region, json, index) = (first.label, first.region, first.json.clone(), first.index.clone());
     if !slot.fits(region, json.len() as u64) {
         return Err(io::ErrorKind::StorageFull.into());
     }
-    if !slot.begin() {
-        return Err(io::ErrorKind::ResourceBusy.into());
-    }
+    // SAFETY: the caller lets nobody else write the slot until this returns.
+    let slot = unsafe { slot.begin() }.ok_or(io::ErrorKind::ResourceBusy)?;
     slot.describe(label, &json, region)?;
     let all = 0..index.chunks() as u64;
     let runs = all.clone().step_by(RUN as usize).map(|a| (a, RUN.min(all.end - a), BTreeSet::new())).collect();
-    let work = Work { slot, index: &index, region, queue: Mutex::new(Queue { left: runs, taken: 0 }) };
+    let work = Work { slot: &slot, index: &index, region, queue: Mutex::new(Queue { left: runs, taken: 0 }), over };
     // Holders of other bytes (a rank's own random state, say) are of no use beside the first.
     let mut lines: Vec<(usize, Stream)> = Vec::new();
-    for (i, source) in sources.into_iter().enumerate() {
+    for (i, (peer, source)) in sources.into_iter().enumerate() {
         if source.index == index {
+            let streams = if over.load(Ordering::Acquire) { 1 } else { streams };
             for _ in 1..streams {
-                lines.extend(peers.get(i).and_then(|p| find(p, want).ok()).map(|f| (i, f.stream)));
+                lines.extend(find(peer, want).ok().map(|f| (i, f.stream)));
             }
             lines.push((i, source.stream));
         }
@@ -113,7 +126,8 @@ pub fn fill(slot: &Slot, sources: Vec<Found>, peers: &[Peer], want: Want, stream
     let trouble = std::thread::scope(|scope| {
         let work = &work;
         let mut lines = lines.into_iter();
-        // This thread is one of the readers: where the system gives no more threads, it is the only one.
+        // This thread is one of the readers: where the system gives no more threads, it is the only
+        // one.
         let own = lines.next();
         let named = || std::thread::Builder::new().name("everstep-pull".into());
         let threads: Vec<_> = lines
@@ -123,8 +137,10 @@ pub fn fill(slot: &Slot, sources: Vec<Found>, peers: &[Peer], want: Want, stream
         threads.into_iter().filter_map(|t| t.join().ok().and_then(Result::err)).last().or(own)
     });
     let queue = work.queue.lock().map_err(|_| invalid("a reader panicked"))?;
-    if queue.left.is_empty() && queue.taken == 0 {
-        slot.finish(None);
+    let complete = queue.left.is_empty() && queue.taken == 0;
+    drop(queue);
+    if complete {
+        slot.seal(None);
         return Ok(());
     }
     Err(trouble.unwrap_or_else(|| invalid("a chunk is damaged wherever it is held")))
@@ -163,7 +179,8 @@ impl Work<'_> {
                 Ok(bad) => self.done(source, failed, bad.into_iter().map(|c| (c, 1)).collect()),
                 Err(e) => {
                     self.done(source, failed, vec![(first, count)]);
-                    return if sources > 1 { Ok(()) } else { Err(e) };
+                    let ends = sources == 1 || e.kind() == io::ErrorKind::Interrupted;
+                    return if ends { Err(e) } else { Ok(()) };
                 }
             }
         }
@@ -180,9 +197,10 @@ impl Work<'_> {
             let mut at = from;
             while at < to {
                 let n = PIECE_BYTES.min(to - at);
-                // SAFETY: the slot is being written, and this run is this thread's alone.
+                // SAFETY: the slot is being written by this alone (`Writing`), and this run is this
+                // thread's alone.
                 let piece = unsafe { self.slot.region_mut(at, n)? };
-                stream.tcp.read_exact(piece)?;
+                stream.read_while(piece, self.over)?;
                 sum.read(piece);
                 at += n;
             }

@@ -1,4 +1,5 @@
-//! The side that sends: a pinned slot to one peer, over a few streams, never more than a fixed budget under way.
+//! The side that sends: a pinned slot to one peer, over a few streams, never more than a fixed
+//! budget under way.
 
 use super::protocol::{
     Answer, Ask, BUSY, DAMAGED, EXTENT_HEADER, Peer, Stream, WHEN_IDLE, description_crc, unexpected,
@@ -41,8 +42,8 @@ impl Gate for Open {
     }
 }
 
-/// How much may be under way: `buffers` extents of at most `extent` bytes per stream, not answered yet (Gemini §5.2: a
-/// budget S in b sub-buffers).
+/// How much may be under way: `buffers` extents of at most `extent` bytes per stream, not answered
+/// yet (Gemini §5.2: a budget S in b sub-buffers).
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
     /// Bytes of an extent, at most those of a chunk.
@@ -94,11 +95,12 @@ impl Link {
         &self.peer
     }
 
-    /// Brings the peer a sealed copy of a slot; what it has already is not sent. The slot must be pinned.
+    /// Brings the peer a sealed copy of a slot; what it has already is not sent. The slot must be
+    /// pinned.
     ///
     /// # Errors
-    /// Those of the network; `PermissionDenied` with the peer's reason; `Interrupted` when the gate gave up;
-    /// `InvalidData` when the slot does not hold what it says.
+    /// Those of the network; `PermissionDenied` with the peer's reason; `Interrupted` when the gate
+    /// gave up; `InvalidData` when the slot does not hold what it says.
     pub fn push(&mut self, slot: &Arc<Slot>, window: Window, gate: &dyn Gate) -> io::Result<()> {
         let done = self.attempt(slot, window, gate);
         if done.is_err() {
@@ -111,7 +113,8 @@ impl Link {
     fn attempt(&mut self, slot: &Arc<Slot>, window: Window, gate: &dyn Gate) -> io::Result<()> {
         let damaged = |e: crate::arena::SlotError| io::Error::new(io::ErrorKind::InvalidData, e.to_string());
         let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
-        // Counted, so that nobody writes to it until the push is over. The pin may be moved before that.
+        // Counted, so that nobody writes to it until the push is over. The pin may be moved before
+        // that.
         let slot = &slot.read().ok_or_else(|| invalid("the slot is not sealed, or is being repaired"))?;
         if !slot.pinned() {
             return Err(invalid("the slot is not pinned: its step is not wanted any more"));

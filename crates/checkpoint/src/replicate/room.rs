@@ -1,7 +1,9 @@
 //! Which slot takes what arrives for another node, and that there is memory for it.
 
+use super::refusal::Refusal;
 use crate::arena::{Label, Slot};
 use crate::mapped::Mapped;
+use crate::reuse::{Candidate, reusable};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -18,44 +20,62 @@ pub enum Room {
     Slot(Arc<Slot>),
 }
 
-/// Finds or makes room of `need` bytes for what `label` says in one of the slots of this name. The step `base` stays: it is what
-/// everybody would go back to. `resumes` tells a slot that an earlier attempt has begun with the same.
-///
-/// # Errors
-/// A sentence, for people.
-pub fn room(
-    (directory, name, mapped): (&Path, &str, &Mapped),
-    label: Label,
-    need: u64,
-    base: Option<u64>,
-    resumes: impl Fn(&Slot) -> bool,
-) -> Result<Room, String> {
-    let path = |i| directory.join(format!("{name}-slot-{i}"));
-    let slots: Vec<(PathBuf, Option<Arc<Slot>>)> =
-        (0..SLOTS).map(path).map(|p| (p.clone(), mapped.open(&p).ok())).collect();
-    // What is of another run is as good as empty.
-    let labelled = |s: &Option<Arc<Slot>>| s.as_ref().and_then(|s| s.label()).filter(|l| l.run == label.run);
-    if slots.iter().any(|(_, s)| labelled(s) == Some(label)) {
-        return Ok(Room::Held);
+/// Slots of one name, for one shard or parity shard.
+#[derive(Clone, Copy, Debug)]
+pub struct Named<'a> {
+    /// Where they are.
+    pub directory: &'a Path,
+    /// What their names begin with.
+    pub name: &'a str,
+    /// Those that are mapped.
+    pub mapped: &'a Mapped,
+}
+
+impl Named<'_> {
+    /// Finds or makes room of `need` bytes for what `label` says in one of these slots. The step
+    /// `base` stays: it is what everybody would go back to. `resumes` tells a slot that an earlier
+    /// attempt has begun with the same.
+    ///
+    /// # Errors
+    /// [`Refusal`]: no slot may be written, or there is no room.
+    pub fn room(
+        &self,
+        label: Label,
+        need: u64,
+        base: Option<u64>,
+        resumes: impl Fn(&Slot) -> bool,
+    ) -> Result<Room, Refusal> {
+        let Named { directory, name, mapped } = *self;
+        let path = |i| directory.join(format!("{name}-slot-{i}"));
+        let slots: Vec<(PathBuf, Option<Arc<Slot>>)> =
+            (0..SLOTS).map(path).map(|p| (p.clone(), mapped.open(&p).ok())).collect();
+        // What is of another run is as good as empty.
+        let labelled = |s: &Option<Arc<Slot>>| s.as_ref().and_then(|s| s.label()).filter(|l| l.run == label.run);
+        if slots.iter().any(|(_, s)| labelled(s) == Some(label)) {
+            return Ok(Room::Held);
+        }
+        let age = |l: Label| (l.generation, l.step);
+        // A generation that went back may have made a step of the same number again: the later one
+        // counts.
+        let stays = slots.iter().filter_map(|(_, s)| labelled(s)).filter(|l| Some(l.step) == base).map(age).max();
+        let needed = |s: &Option<Arc<Slot>>| stays.is_some() && labelled(s).map(age) == stays;
+        let begun = slots.iter().find(|(_, s)| !needed(s) && s.as_deref().is_some_and(&resumes));
+        let all = slots.iter().map(|slot| {
+            let (holds, needed) = (labelled(&slot.1).map(age), needed(&slot.1));
+            Candidate { slot, holds, needed }
+        });
+        let chosen = begun.or_else(|| reusable(all));
+        let (path, _) = chosen.ok_or(Refusal::NoSlot)?;
+        let more = need.saturating_sub(std::fs::metadata(path).map_or(0, |m| m.len()));
+        let free = rustix::fs::statvfs(directory).map_or(0, |s| s.f_bavail * s.f_frsize);
+        if more > 0 && more.saturating_add(HEADROOM_BYTES) > free {
+            return Err(Refusal::Room { need, free });
+        }
+        if more > 0 {
+            Slot::reserve(path, need).and_then(|s| s.populate())?;
+        }
+        Ok(Room::Slot(mapped.open(path)?))
     }
-    let age = |l: Label| (l.generation, l.step);
-    // A generation that went back may have made a step of the same number again: the later one counts.
-    let stays = slots.iter().filter_map(|(_, s)| labelled(s)).filter(|l| Some(l.step) == base).map(age).max();
-    let mut free = slots.iter().filter(|(_, s)| stays.is_none() || labelled(s).map(age) != stays);
-    let chosen = free.clone().find(|(_, s)| s.as_deref().is_some_and(&resumes));
-    // Empty before old before new.
-    let chosen = chosen.or_else(|| free.by_ref().min_by_key(|(_, s)| labelled(s).map(age)));
-    let (path, _) = chosen.ok_or("no slot")?;
-    let more = need.saturating_sub(std::fs::metadata(path).map_or(0, |m| m.len()));
-    let free = rustix::fs::statvfs(directory).map_or(0, |s| s.f_bavail * s.f_frsize);
-    if more > 0 && more.saturating_add(HEADROOM_BYTES) > free {
-        let (need, free) = (need >> 20, free >> 20);
-        return Err(format!("a replica of {need} MiB does not fit into this node's shared memory ({free} MiB free)"));
-    }
-    if more > 0 {
-        Slot::reserve(path, need).and_then(|s| s.populate()).map_err(|e| e.to_string())?;
-    }
-    Ok(Room::Slot(mapped.open(path).map_err(|e| e.to_string())?))
 }
 
 #[cfg(test)]
@@ -69,14 +89,17 @@ mod tests {
     }
 
     fn arrives(at: &Path, mapped: &Mapped, label: Label, base: Option<u64>) {
-        let Room::Slot(slot) = room((at, "peer-0", mapped), label, 16384, base, |_| false).unwrap() else { return };
-        assert!(slot.begin());
+        let named = Named { directory: at, name: "peer-0", mapped };
+        let Room::Slot(slot) = named.room(label, 16384, base, |_| false).unwrap() else { return };
+        // SAFETY: nobody else uses the slot.
+        let slot = unsafe { slot.begin() }.unwrap();
         slot.describe(label, b"{}", 0).unwrap();
-        slot.finish(None);
+        slot.seal(None);
     }
 
     fn held(at: &Path, mapped: &Mapped, label: Label) -> bool {
-        matches!(room((at, "peer-0", mapped), label, 16384, None, |_| false).unwrap(), Room::Held)
+        let named = Named { directory: at, name: "peer-0", mapped };
+        matches!(named.room(label, 16384, None, |_| false).unwrap(), Room::Held)
     }
 
     /// Step 3 is complete here, but not everywhere, when step 4 arrives: what all hold is step 2.

@@ -1,4 +1,5 @@
-//! Which step this node has taken for the round of replication at hand: nodes that compute parity of its shards wait for it.
+//! Which step this node has taken for the round of replication at hand: nodes that compute parity
+//! of its shards wait for it.
 
 use super::protocol::{SILENCE, Want};
 use crate::arena::Slot;
@@ -29,8 +30,8 @@ impl Taken {
         self.changed.notify_all();
     }
 
-    /// The slot that is wanted, once the round has begun here. `None` at once when it has taken another step or is over, and
-    /// when it does not begin in time.
+    /// The slot that is wanted, once the round has begun here. `None` at once when it has taken
+    /// another step or is over, and when it does not begin in time.
     #[must_use]
     pub fn await_slot(&self, want: Want, number: u64) -> Option<Arc<Slot>> {
         let until = Instant::now() + SILENCE / 2;

@@ -1,6 +1,7 @@
 //! A slot that arrives from another node: which chunks are there, verified as they come.
 
 use super::bringers::Bringers;
+use super::refusal::Refusal;
 use crate::arena::{Label, Slot, State};
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::index::Index;
@@ -17,12 +18,12 @@ const PIECE_BYTES: usize = 256 << 10;
 pub struct Upload {
     /// Whose, and which step.
     pub label: Label,
-    slot: Arc<Slot>,
     index: Index,
     region: usize,
     /// Chunks that are there and verified.
     done: Vec<AtomicBool>,
-    /// Chunks on their way: bytes so far and their checksum. Each chunk comes on one stream, in order.
+    /// Chunks on their way: bytes so far and their checksum. Each chunk comes on one stream, in
+    /// order.
     partial: Vec<Mutex<(usize, Running)>>,
     /// Who brings it.
     pub bringers: Bringers,
@@ -31,45 +32,49 @@ pub struct Upload {
 impl Upload {
     /// Begins to fill `slot`, or goes on with what an earlier attempt has left in it.
     ///
+    /// # Safety
+    /// As [`Slot::begin`], and an earlier attempt does not write any more.
+    ///
     /// # Errors
-    /// A sentence: the index is damaged or does not fit, the slot is needed.
-    pub fn begin(slot: Arc<Slot>, label: Label, index_json: &[u8]) -> Result<Self, String> {
-        let index: Index = serde_json::from_slice(index_json).map_err(|e| format!("index: {e}"))?;
+    /// [`Refusal`]: the index is damaged or does not fit, the slot is needed.
+    pub unsafe fn begin(slot: Arc<Slot>, label: Label, index_json: &[u8]) -> Result<Self, Refusal> {
+        let index: Index = serde_json::from_slice(index_json)?;
         let region = index.bytes();
         if !slot.fits(region, index_json.len() as u64) {
-            return Err("the shard is larger than its slot".into());
+            return Err(Refusal::ShardTooLong);
         }
         let known =
             slot.state() == State::Writing && slot.described().is_ok_and(|(l, json)| l == label && json == index_json);
+        // SAFETY: the caller lets nobody else write the slot while `writing` lives, and has ended
+        // what was begun.
+        let writing = unsafe { if known { slot.resume() } else { slot.begin() } };
+        let writing = writing.ok_or(Refusal::SlotNeeded)?;
         if !known {
-            if !slot.begin() {
-                return Err("the slot is still needed".into());
-            }
-            slot.describe(label, index_json, region).map_err(|e| e.to_string())?;
+            writing.describe(label, index_json, region)?;
         }
         let chunks = index.chunks();
         let upload = Upload {
             label,
-            slot,
-            region: usize::try_from(region).map_err(|e| e.to_string())?,
+            region: usize::try_from(region)?,
             done: (0..chunks).map(|_| AtomicBool::new(false)).collect(),
             partial: (0..chunks).map(|_| Mutex::new((0, Running::default()))).collect(),
             index,
-            bringers: Bringers::default(),
+            bringers: Bringers::of(writing),
         };
         if known {
-            upload.recognise();
+            upload.recognise(&slot);
         }
         Ok(upload)
     }
 
     /// Chunks that an interrupted attempt has brought are told by their checksums.
-    fn recognise(&self) {
+    fn recognise(&self, slot: &Slot) {
         for (chunk, done) in self.done.iter().enumerate() {
             let (from, len) = self.place(chunk);
             let mut sum = Running::default();
-            // SAFETY: the slot is being written by this upload only, which has not begun to receive.
-            sum.read(unsafe { self.slot.still_region(from, len) }.unwrap_or_default());
+            // SAFETY: the slot is being written by this upload only, which has not begun to
+            // receive.
+            sum.read(unsafe { slot.still_region(from, len) }.unwrap_or_default());
             done.store(self.index.crcs().get(chunk) == Some(&sum.value()), Ordering::Release);
         }
     }
@@ -100,7 +105,7 @@ impl Upload {
     /// Those of the stream; `InvalidData` for an extent that is not the next of its chunk.
     pub fn receive(&self, offset: u64, len: usize, from: &mut impl Read) -> io::Result<bool> {
         let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
-        let _writing = self.bringers.write()?;
+        let writing = self.bringers.write()?;
         let offset = usize::try_from(offset).map_err(|_| wrong("extent outside the region"))?;
         let chunk = offset / CHUNK_BYTES;
         let partial = self.partial.get(chunk).ok_or_else(|| wrong("extent outside the region"))?;
@@ -115,8 +120,9 @@ impl Upload {
         let mut at = offset;
         while at < offset + len {
             let n = PIECE_BYTES.min(offset + len - at);
-            // SAFETY: the slot is being written by this upload only, and a chunk by one stream at a time (its lock is held).
-            let piece = unsafe { self.slot.region_mut(at, n)? };
+            // SAFETY: the slot is being written by this upload only (`writing`), and a chunk by one
+            // stream at a time (its lock is held).
+            let piece = unsafe { writing.slot()?.region_mut(at, n)? };
             from.read_exact(piece)?;
             partial.1.read(piece);
             at += n;
@@ -135,8 +141,8 @@ impl Upload {
     /// Seals the slot if all chunks are there.
     pub fn seal(&self) -> bool {
         let complete = self.done.iter().all(|d| d.load(Ordering::Acquire)) && !self.bringers.is_over();
-        if complete && self.slot.state() == State::Writing {
-            self.slot.finish(None);
+        if complete && let Some(slot) = self.bringers.take() {
+            slot.seal(None);
         }
         complete
     }

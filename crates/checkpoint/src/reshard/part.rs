@@ -3,11 +3,12 @@
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-/// One number for each dimension; of one or two without memory of their own: a checkpoint of 256 ranks has a quarter of a million
-/// parts.
+/// One number for each dimension; of one or two without memory of their own: a checkpoint of 256
+/// ranks has a quarter of a million parts.
 pub type Dimensions = SmallVec<[u64; 2]>;
 
-/// Which elements of a whole tensor something holds. It holds them without gaps, in the order of the whole tensor's rows.
+/// Which elements of a whole tensor something holds. It holds them without gaps, in the order of
+/// the whole tensor's rows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Part {
@@ -96,7 +97,8 @@ impl Part {
         }
     }
 
-    /// Length of dimension `d` where this part lies in memory: what a block must fill to go on in the next row.
+    /// Length of dimension `d` where this part lies in memory: what a block must fill to go on in
+    /// the next row.
     pub(super) fn row(&self, shape: &[u64], d: usize) -> u64 {
         let all = match self {
             Part::Flat { .. } => shape,
@@ -149,7 +151,8 @@ pub(super) fn flat(shape: &[u64], index: impl IntoIterator<Item = u64>) -> u64 {
     shape.iter().zip(index).fold(0, |at, (n, i)| at * n + i)
 }
 
-/// A range of the flattened tensor as blocks: the end of a row, whole rows, the beginning of a row, in each dimension.
+/// A range of the flattened tensor as blocks: the end of a row, whole rows, the beginning of a row,
+/// in each dimension.
 fn flat_blocks(shape: &[u64], first: u64, last: u64) -> Vec<Block> {
     if first >= last {
         return Vec::new();

@@ -66,7 +66,8 @@ pub struct Table {
 }
 
 impl Table {
-    /// A tensor of `shape` whose elements are `element` bytes long. Of parts that hold the same the first is read.
+    /// A tensor of `shape` whose elements are `element` bytes long. Of parts that hold the same the
+    /// first is read.
     ///
     /// # Errors
     /// When a part lies outside of the tensor.

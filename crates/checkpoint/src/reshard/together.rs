@@ -1,5 +1,5 @@
-//! Ranks of one node read a checkpoint together: each chunk is read and verified once, by one of them, into a window of memory that all
-//! have mapped, and every rank takes its parts from there.
+//! Ranks of one node read a checkpoint together: each chunk is read and verified once, by one of
+//! them, into a window of memory that all have mapped, and every rank takes its parts from there.
 //!
 //! ```text
 //!  chunks that somebody wants    0 1 2 3 4 5 6 7 …      dealt to the readers of all ranks in turn
@@ -7,12 +7,13 @@
 //!                                                       chunk n − W have taken their parts
 //! ```
 //!
-//! Everybody goes through the chunks in the same order, so whoever is behind can always go on: nobody waits for ever as long as nobody
-//! dies, and who dies is noticed.
+//! Everybody goes through the chunks in the same order, so whoever is behind can always go on:
+//! nobody waits for ever as long as nobody dies, and who dies is noticed.
 
 use super::whole::{Whole, WholeError};
 use crate::format::digest::CHUNK_BYTES;
 use crate::memory::Memory;
+use crate::process;
 use crate::restore::Target;
 use crate::shm::Mapping;
 use std::collections::BTreeMap;
@@ -23,7 +24,8 @@ use std::time::Duration;
 
 /// Reads of one rank that are under way at a time.
 const READERS: usize = 2;
-/// The head of the window: one page. Words: who failed, how many have joined; then two for each place.
+/// The head of the window: one page. Words: who failed, how many have joined; then two for each
+/// place.
 const HEAD_BYTES: usize = 4096;
 const FAILED: usize = 0;
 const JOINED: usize = 8;
@@ -139,9 +141,7 @@ impl Party<'_> {
             naps += 1;
             if naps.is_multiple_of(LOOK) {
                 for member in self.members {
-                    let alive = rustix::process::Pid::from_raw(member.pid)
-                        .is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH));
-                    if !alive {
+                    if process::is_gone(member.pid) {
                         let what = format!("process {} on this node is gone", member.pid);
                         return Err(WholeError::Together(what));
                     }
@@ -152,10 +152,11 @@ impl Party<'_> {
         Ok(())
     }
 
-    /// Goes through the chunks in their order: reads those whose turn is in `turns` (of `of`), and takes this rank's parts where it is given
-    /// `targets`. Returns the bytes that were read.
+    /// Goes through the chunks in their order: reads those whose turn is in `turns` (of `of`), and
+    /// takes this rank's parts where it is given `targets`. Returns the bytes that were read.
     ///
-    /// All ranks go in the same order, so that the first chunk that is not done can always be done: one thread may have both tasks.
+    /// All ranks go in the same order, so that the first chunk that is not done can always be done:
+    /// one thread may have both tasks.
     ///
     /// # Safety
     /// As [`Whole::read`].
@@ -166,7 +167,7 @@ impl Party<'_> {
                 bytes += self.read(n, wanted)?;
             }
             if let Some(targets) = targets.as_mut().filter(|_| wanted.mine) {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller keeps the targets writable and lets nobody else use them.
                 unsafe { self.take(n, wanted, targets)? };
             }
         }
@@ -185,7 +186,8 @@ impl Party<'_> {
         self.wait(free)?;
         let shard = self.whole.shards().get(wanted.shard as usize);
         let shard = shard.ok_or_else(|| WholeError::Together("ranks do not agree on its shards".into()))?;
-        // SAFETY: nobody else touches the place: all users of the chunk before are done, and those of this one wait for it.
+        // SAFETY: nobody else touches the place: all users of the chunk before are done, and those
+        // of this one wait for it.
         let room = unsafe { self.window.map.slice_mut(Window::data(place), CHUNK_BYTES) };
         let bytes = shard.read_chunk(wanted.chunk, room.map_err(WholeError::Window)?)? as u64;
         self.window.left(place).store(wanted.users, Ordering::Release);
@@ -212,7 +214,8 @@ impl Party<'_> {
                 let (from, to) = (part.offset.max(begins), (part.offset + part.bytes).min(ends));
                 if from < to {
                     let into = (part.address + (from - part.offset) as usize) as *mut u8;
-                    // SAFETY: the chunk stays in its place until all users are done; the target is the caller's promise.
+                    // SAFETY: the chunk stays in its place until all users are done; the target is
+                    // the caller's promise.
                     unsafe {
                         std::ptr::copy_nonoverlapping(data.add((from - begins) as usize), into, (to - from) as usize);
                     };
@@ -224,7 +227,8 @@ impl Party<'_> {
     }
 }
 
-/// The parts that a rank wants of each shard, in the order of their offsets, and the first that reaches beyond the chunks that have passed.
+/// The parts that a rank wants of each shard, in the order of their offsets, and the first that
+/// reaches beyond the chunks that have passed.
 struct Targets(BTreeMap<u32, (Vec<Target>, usize)>);
 
 impl Targets {
@@ -251,8 +255,8 @@ impl Whole {
         Ok(found)
     }
 
-    /// As [`Whole::read`], together with the other ranks of this node, all of whom call it with the same members, each with its own
-    /// number. Returns the bytes that this rank has read for all.
+    /// As [`Whole::read`], together with the other ranks of this node, all of whom call it with the
+    /// same members, each with its own number. Returns the bytes that this rank has read for all.
     ///
     /// # Safety
     /// As [`Whole::read`].
@@ -288,7 +292,7 @@ impl Whole {
                     Err(_) => turns.push(turn),
                 }
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller keeps the targets writable and lets nobody else use them.
             let taken = self.targets(wanted).and_then(|t| unsafe { party.go(&turns, of, Some(Targets::new(t))) });
             let taken = work(taken);
             let panicked = |_| Err(WholeError::Together("a reader panicked".into()));
@@ -296,7 +300,8 @@ impl Whole {
             results.push(taken);
             results
         });
-        // Whoever has made the window keeps it until all have it open, if only to see that somebody has failed.
+        // Whoever has made the window keeps it until all have it open, if only to see that somebody
+        // has failed.
         let joined = || window.map.word(JOINED).load(Ordering::Acquire) >= members.len() as u64;
         party.wait_for_the_living(joined)?;
         // What was damaged says more than that somebody else has given up.

@@ -8,6 +8,7 @@ use crate::format::index::Tensor;
 use crate::format::places::Places;
 use crate::persist::read_manifest;
 use crate::restore::{Headers, Readers, RestoreError, Shard, Target};
+use crate::storage::Unreadable;
 use everstep_core::message::ShardFile;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -17,8 +18,8 @@ use std::sync::Arc;
 #[derive(Debug, thiserror::Error)]
 pub enum WholeError {
     /// Its manifest.
-    #[error("{0}")]
-    Manifest(String),
+    #[error(transparent)]
+    Manifest(#[from] Unreadable),
     /// One of its shards.
     #[error(transparent)]
     Shard(#[from] RestoreError),
@@ -83,7 +84,8 @@ struct Tensors {
     all: Vec<Found>,
     /// Where each one is, by its name.
     by_name: HashMap<String, usize>,
-    /// The lines of the shard before, and where each one's tensor is: ranks of evenly sharded state have the same ones.
+    /// The lines of the shard before, and where each one's tensor is: ranks of evenly sharded state
+    /// have the same ones.
     before: (Arc<[Tensor]>, Vec<usize>),
 }
 
@@ -167,19 +169,21 @@ impl Whole {
         self.plan(wanted)
     }
 
-    /// Copies parts of tensors to where they are wanted, every byte verified; beside them, about `room` bytes of memory are
-    /// used.
+    /// Copies parts of tensors to where they are wanted, every byte verified; beside them, about
+    /// `room` bytes of memory are used.
     ///
     /// # Safety
-    /// Each address must be writable for the bytes that it says, and nobody else may use it meanwhile.
+    /// Each address must be writable for the bytes that it says, and nobody else may use it
+    /// meanwhile.
     ///
     /// # Errors
-    /// As [`Whole::plan`] and [`Shard::load_parts`], and when there is other room than for the parts.
+    /// As [`Whole::plan`] and [`Shard::load_parts`], and when there is other room than for the
+    /// parts.
     pub unsafe fn read(&self, wanted: &[Wanted], threads: usize, room: u64) -> Result<(), WholeError> {
         for (shard, targets) in self.targets(wanted)? {
             let Some(shard) = self.shards.get(shard as usize) else { continue };
             let readers = Readers::within(shard.threads(threads), room);
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller keeps the targets writable and lets nobody else use them.
             unsafe { shard.load_parts(&targets, readers)? };
         }
         Ok(())
@@ -191,7 +195,7 @@ impl Whole {
 /// # Errors
 /// When one cannot be read.
 pub fn open_shards(directory: &Path) -> Result<Vec<Shard>, WholeError> {
-    let manifest = read_manifest(directory).map_err(WholeError::Manifest)?;
+    let manifest = read_manifest(directory)?;
     let mut before = Headers::default();
     // By rank: a manifest may name them in any order.
     let mut shards: Vec<&ShardFile> = manifest.shards.iter().collect();

@@ -2,7 +2,10 @@
 
 use super::observation::Observation;
 use crate::id::{Epoch, Generation, Rank, Step};
-use crate::message::{Checked, Holding, Offers, Order, Outcome, Parity, Redundancy, ShardFile, Sign, Tier};
+use crate::message::{
+    Checked, ExitReason, Holdings, Order, Outcome, RankOffers, Redundancy, ShardWritten, Sign, SnapshotInterval,
+    Unreadable,
+};
 
 /// What a process reported about its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,6 +39,21 @@ impl From<String> for Words {
     }
 }
 
+/// The end of a worker process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerExit {
+    /// Its rank on this node.
+    pub local_rank: u32,
+    /// Its process id.
+    pub pid: u32,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// It had been asked to end, by a signal.
+    pub asked: bool,
+    /// What it reported about its end.
+    pub words: Words,
+}
+
 /// An input of [`super::Agent::handle`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -54,25 +72,31 @@ pub enum Event {
         /// The order.
         order: Order,
     },
-    /// A worker process ended. Occurs exactly once per worker.
-    WorkerExited {
-        /// Generation of the worker.
-        generation: Generation,
-        /// Its rank on this node.
-        local_rank: u32,
-        /// Its process id.
-        pid: u32,
-        /// How it ended.
-        outcome: Outcome,
-        /// It had been asked to end, by a signal.
-        asked: bool,
-        /// What it reported about its end.
-        words: Words,
+    /// Something happened to the workers of this generation, or one of them asked for something.
+    Crew(Generation, CrewEvent),
+    /// The machine shows a problem: a line in the kernel log, or an event of a device.
+    Signed(Sign),
+    /// [`super::command::Command::Check`] has completed.
+    Checked(Checked),
+    /// Something outside refuses this job, such as a checkpoint directory that another job owns.
+    Refused(ExitReason),
+    /// The agent process received a signal.
+    Signal {
+        /// Number of the signal.
+        signal: i32,
     },
+    /// The deadline passed.
+    Tick,
+}
+
+/// What can happen to the workers of one generation. An event of a generation that is gone changes
+/// nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CrewEvent {
+    /// A worker process ended. Occurs exactly once per worker.
+    WorkerExited(WorkerExit),
     /// A worker raised an exception that is not caught: it is shutting itself down.
     WorkerRaised {
-        /// Generation of the worker.
-        generation: Generation,
         /// Its rank on this node.
         local_rank: u32,
         /// Its process id.
@@ -80,14 +104,8 @@ pub enum Event {
         /// The exception.
         words: Words,
     },
-    /// The machine shows a problem: a line in the kernel log, or an event of a device.
-    Signed(Sign),
-    /// [`super::command::Command::Check`] has completed.
-    Checked(Checked),
     /// A worker process could not be started.
     SpawnFailed {
-        /// Generation of the worker.
-        generation: Generation,
         /// Its rank on this node.
         local_rank: u32,
         /// Why it could not be started.
@@ -95,15 +113,11 @@ pub enum Event {
     },
     /// No process of this generation is left on the node, nor any that such a process started.
     WorkersGone {
-        /// Generation of the workers.
-        generation: Generation,
         /// Port of a fresh process-group store.
         store_port: u16,
     },
     /// What the step board and /proc show of a worker.
     Sample {
-        /// Generation of the worker.
-        generation: Generation,
         /// Its rank on this node.
         local_rank: u32,
         /// Its process id.
@@ -111,39 +125,14 @@ pub enum Event {
         /// The observation.
         seen: Observation,
     },
-    /// The contents of this node's memory at the start of a generation.
-    Holds {
-        /// The generation.
-        generation: Generation,
-        /// Shards of its own ranks, and copies of others'.
-        held: Vec<Holding>,
-        /// Parity shards.
-        parity: Vec<Parity>,
-    },
+    /// The contents of this node's memory at the start of the generation.
+    Holds(Holdings),
     /// The shards that a worker could restore.
-    Offers {
-        /// Generation of the worker.
-        generation: Generation,
-        /// Its global rank.
-        rank: Rank,
-        /// Its offers.
-        offers: Offers,
-    },
+    Offers(RankOffers),
     /// A rank could not read the shard that it was told to restore.
-    RestoreFailed {
-        /// Generation of the rank.
-        generation: Generation,
-        /// The rank.
-        rank: Rank,
-        /// The step to restore.
-        step: Step,
-        /// The tier it was to be read from.
-        tier: Tier,
-    },
+    RestoreFailed(Rank, Unreadable),
     /// A worker has sealed a step in memory.
     Sealed {
-        /// Generation of the worker.
-        generation: Generation,
         /// Its rank on this node.
         local_rank: u32,
         /// The step.
@@ -151,10 +140,8 @@ pub enum Event {
         /// The redundancy wanted in addition to the worker's own shard.
         wish: Redundancy,
     },
-    /// [`super::command::Command::Replicate`] has completed.
+    /// [`super::command::CrewCommand::Replicate`] has completed.
     Replicated {
-        /// Generation that captured the step.
-        generation: Generation,
         /// The step that now has all its replicas; `None`: replication failed.
         step: Option<Step>,
         /// Digest of each rank's state by local rank, where all ranks should hold the same.
@@ -163,47 +150,11 @@ pub enum Event {
         round: u64,
     },
     /// A worker's shard is on durable storage.
-    ShardWritten {
-        /// Generation of the worker.
-        generation: Generation,
-        /// State after this many steps.
-        step: Step,
-        /// The user's directory.
-        directory: String,
-        /// The shard's file.
-        shard: ShardFile,
-    },
-    /// This node made a checkpoint visible.
-    Published {
-        /// Generation that wrote it.
-        generation: Generation,
-        /// Step of the checkpoint.
-        step: Step,
-    },
+    ShardWritten(ShardWritten),
+    /// This node made the checkpoint of this step visible.
+    Published(Step),
     /// A worker reports that a durable checkpoint is due.
-    PersistDue {
-        /// Generation of the worker.
-        generation: Generation,
-    },
-    /// A worker reports a new interval between snapshots.
-    SnapshotEvery {
-        /// Generation of the worker.
-        generation: Generation,
-        /// The interval in steps.
-        every: u64,
-    },
-    /// Something outside refuses this job, such as a checkpoint directory that another job owns.
-    Refused {
-        /// Exit code.
-        code: i32,
-        /// A sentence for the user.
-        why: String,
-    },
-    /// The agent process received a signal.
-    Signal {
-        /// Number of the signal.
-        signal: i32,
-    },
-    /// The deadline passed.
-    Tick,
+    PersistDue,
+    /// A worker reports that the interval between snapshots should change.
+    SnapshotEvery(SnapshotInterval),
 }

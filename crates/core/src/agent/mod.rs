@@ -6,6 +6,7 @@
 
 pub mod command;
 pub mod event;
+pub mod first_error;
 mod node_check;
 pub mod observation;
 mod orders;
@@ -20,11 +21,11 @@ mod workers;
 use crate::exit_code::ExitCode;
 use crate::id::{Epoch, Generation, Incarnation, NodeId, Rank, Step};
 use crate::ledger::{Account, Book};
-use crate::message::{Checked, Ended, Failure, Hello, Place, Report, Running, Slot};
+use crate::message::{Checked, CrewReport, Ended, ExitReason, Failure, Hello, Report, Running, Slot, Start};
 use crate::severity::Table;
 use crate::spec::JobSpec;
 use crate::time::Time;
-use command::Command;
+use command::{Command, CrewCommand};
 use event::Event;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -99,7 +100,7 @@ struct Crew {
     from: Option<Step>,
     replicas: replicas::Replicas,
     /// Reports that must reach the coordinator even if the connection breaks.
-    unacknowledged: Vec<Report>,
+    unacknowledged: Vec<CrewReport>,
 }
 
 /// Workers may end on their own until a deadline.
@@ -117,8 +118,10 @@ pub struct Agent {
     epoch: Epoch,
     seen: Generation,
     crew: Option<Crew>,
+    /// Generation of the latest crew, which may be gone.
+    latest: Option<Generation>,
     /// A start that waits until older workers have ended.
-    queued: Option<(Generation, Place, u32, u32)>,
+    queued: Option<(Generation, Start)>,
     connected: bool,
     /// Since when there has been no coordinator.
     alone_since: Time,
@@ -141,7 +144,7 @@ pub struct Agent {
     signals: u32,
     /// The stop that was asked for or ordered.
     stop: Option<stopping::Asked>,
-    over: Option<(i32, String)>,
+    over: Option<ExitReason>,
     exited: bool,
     out: VecDeque<Command>,
     /// The planted bug to exhibit, if any.
@@ -160,6 +163,7 @@ impl Agent {
             epoch: Epoch(0),
             seen: config_held,
             crew: None,
+            latest: None,
             queued: None,
             connected: false,
             alone_since: now,
@@ -239,9 +243,11 @@ impl Agent {
             Event::Signal { signal } => self.signal(now, signal),
             Event::Signed(sign) => self.signed(now, sign),
             Event::Checked(answer) => self.checked(answer),
-            Event::Refused { code, why } => self.refused(now, code, why),
+            Event::Refused(reason) => self.refused(now, reason),
             Event::Tick => self.tick(now),
-            other => self.worker_event(now, other),
+            Event::Crew(generation, event) if self.runs(generation) => self.crew_event(now, event),
+            // Its workers are gone.
+            Event::Crew(..) => {}
         }
     }
 
@@ -282,12 +288,23 @@ impl Agent {
         self.out.push_back(Command::Send(report));
     }
 
-    /// Sends a report now and after every reconnection, until it is acknowledged.
-    fn send_surely(&mut self, report: Report) {
+    /// Sends a report about the crew.
+    fn report(&mut self, report: CrewReport) {
+        if let Some(crew) = &self.crew {
+            self.send(Report::Crew(crew.generation, report));
+        }
+    }
+
+    /// Sends a report about the crew now and after every reconnection, until it is acknowledged.
+    fn report_surely(&mut self, report: CrewReport) {
         if let Some(crew) = &mut self.crew {
             crew.unacknowledged.push(report.clone());
         }
-        self.send(report);
+        self.report(report);
+    }
+
+    fn command(&mut self, generation: Generation, command: CrewCommand) {
+        self.out.push_back(Command::Crew(generation, command));
     }
 
     /// Requests a warm process, once: later restarts find it ready.
@@ -301,10 +318,10 @@ impl Agent {
         self.crew.as_ref().is_some_and(|c| c.generation == generation)
     }
 
-    fn acknowledge(&mut self, generation: Generation, covered: impl Fn(&Report) -> bool) -> bool {
-        let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return false };
-        crew.unacknowledged.retain(|r| !covered(r));
-        true
+    fn acknowledge(&mut self, covered: impl Fn(&CrewReport) -> bool) {
+        if let Some(crew) = &mut self.crew {
+            crew.unacknowledged.retain(|r| !covered(r));
+        }
     }
 
     fn tick(&mut self, now: Time) {
@@ -315,16 +332,14 @@ impl Agent {
         if !self.connected && self.over.is_none() && now >= self.alone_since.after(ladder.orphan) {
             self.orphaned(now);
         }
-        if let Some(crew) = self.crew.as_ref().filter(|c| c.end_by.is_some_and(|at| now >= at)) {
-            let generation = crew.generation;
-            self.kill(generation, ladder.fence_grace);
+        if self.crew.as_ref().is_some_and(|c| c.end_by.is_some_and(|at| now >= at)) {
+            self.kill(ladder.fence_grace);
         }
         if let Some(crew) = &self.crew
             && let Some(Stopping { grace, .. }) = crew.stopping.filter(|s| now >= s.until)
             && !crew.killing
         {
-            let generation = crew.generation;
-            self.kill(generation, grace);
+            self.kill(grace);
         }
     }
 
@@ -342,30 +357,31 @@ impl Agent {
             let why = format!(
                 "no coordinator answered within {waited} s; check --rdzv-endpoint, and that the node it names is up"
             );
-            return self.end(now, ExitCode::Unavailable.number(), why);
+            return self.end(now, ExitReason { code: ExitCode::Unavailable.number(), why });
         }
         if now >= self.gives_up_at() {
             let waited = now.since(self.alone_since).as_secs();
             let why = format!(
                 "no coordinator for {waited} s; memory checkpoints stay on this node, start the job again to resume"
             );
-            return self.end(now, ExitCode::Requeue.number(), why);
+            return self.end(now, ExitReason { code: ExitCode::Requeue.number(), why });
         }
         self.queued = None;
-        let Some(generation) = self.crew.as_ref().filter(|c| !c.killing && !c.finished).map(|c| c.generation) else {
+        if self.crew.as_ref().is_none_or(|c| c.killing || c.finished) {
             return;
-        };
+        }
         let patience = self.config.spec.join_timeout_ms / 1000;
         let what = format!(
             "no coordinator for {waited} s: the workers of this node are ended, as others may have taken their place; the job continues from memory if the coordinator is back within {patience} s (--join-timeout)"
         );
         self.out.push_back(Command::Say { what });
-        self.kill(generation, ladder.fence_grace);
+        self.kill(ladder.fence_grace);
     }
 
-    fn end(&mut self, now: Time, code: i32, why: String) {
+    fn end(&mut self, now: Time, reason: ExitReason) {
         self.queued = None;
-        self.over.get_or_insert((code, why));
+        let code = reason.code;
+        self.over.get_or_insert(reason);
         let ladder = self.config.spec.ladder();
         match &mut self.crew {
             // Other ranks may be failing right now: their tracebacks and error files matter, too.
@@ -377,21 +393,17 @@ impl Agent {
             {
                 crew.stopping = Some(Stopping { until: now.after(ladder.last_words), grace: ladder.fence_grace });
             }
-            Some(crew) => {
-                let generation = crew.generation;
-                let grace = if code == 0 { Duration::ZERO } else { ladder.fence_grace };
-                self.kill(generation, grace);
-            }
+            Some(_) => self.kill(if code == 0 { Duration::ZERO } else { ladder.fence_grace }),
             None => self.exit(),
         }
     }
 
     fn exit(&mut self) {
-        if let Some((code, why)) = self.over.clone() {
+        if let Some(reason) = self.over.clone() {
             self.exited = true;
             // Nobody returns to a finished or nameless job; else the newest state is worth keeping.
-            let discard_memory = code == 0 || !self.config.named;
-            self.out.push_back(Command::Exit { code, why, discard_memory });
+            let discard_memory = reason.code == 0 || !self.config.named;
+            self.out.push_back(Command::Exit { reason, discard_memory });
         }
     }
 }

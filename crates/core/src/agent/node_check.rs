@@ -3,22 +3,21 @@
 
 use super::Agent;
 use super::command::Command;
-use crate::message::{Checked, Partner, Report};
-use crate::time::Time;
+use crate::message::{Check, Checked, Report};
 
 impl Agent {
-    pub(super) fn check(&mut self, check: Time, round: u32, measure: bool, partners: Vec<Partner>) {
+    pub(super) fn check(&mut self, check: Check) {
         if self.crew.is_some() || self.over.is_some() {
             return;
         }
         match &self.checked {
-            Some((of, answer)) if *of == (check, round) => {
+            Some((of, answer)) if *of == (check.check, check.round) => {
                 let again = answer.clone().map(Report::Checked);
                 again.into_iter().for_each(|report| self.send(report));
             }
             _ => {
-                self.checked = Some(((check, round), None));
-                self.out.push_back(Command::Check { check, round, measure, partners });
+                self.checked = Some(((check.check, check.round), None));
+                self.out.push_back(Command::Check(check));
             }
         }
     }

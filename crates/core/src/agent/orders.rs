@@ -1,9 +1,9 @@
 //! Follows the coordinator's orders.
 
 use super::Agent;
-use super::command::Command;
-use crate::id::{Epoch, Step};
-use crate::message::{Order, Report};
+use super::command::{Command, CrewCommand};
+use crate::id::{Epoch, Generation, Step};
+use crate::message::{CrewOrder, CrewReport, Order, Report, Restore, ShardWritten, Start};
 use crate::time::Time;
 
 impl Agent {
@@ -14,115 +14,108 @@ impl Agent {
         }
         self.epoch = epoch;
         match order {
+            Order::Crew(generation, order) => self.crew_order(now, generation, order),
             Order::Welcome { .. } => {
                 self.ever_welcome = true;
                 self.refused_since = None;
-                let again: Vec<Report> = self.crew.iter().flat_map(|c| c.unacknowledged.clone()).collect();
-                self.out.extend(again.into_iter().map(Command::Send));
+                self.send_unacknowledged();
                 self.report_refusal();
                 self.take_part_again();
             }
-            Order::Refused { why, code } => {
+            Order::Refused(reason) => {
                 // An earlier life of this node may have just died: insist until that is detected.
                 let since = *self.refused_since.get_or_insert(now);
-                if now.since(since) >= self.config.spec.ladder().silence * 3 || code == 2 {
-                    self.end(now, code, why);
+                if now.since(since) >= self.config.spec.ladder().silence * 3 || reason.code == 2 {
+                    self.end(now, reason);
                 }
             }
-            Order::Start { generation, place, restarts, max_restarts } => {
-                let stale = generation <= self.seen && !crate::is_planted!(self, MissingGenerationCheck);
-                if stale || self.over.is_some() || self.starts_in_vain(generation) {
-                    return;
-                }
-                if let Some(crew) = &self.crew {
-                    let old = crew.generation;
-                    self.queued = Some((generation, place, restarts, max_restarts));
-                    self.kill(old, self.config.spec.ladder().fence_grace);
-                } else {
-                    self.start(generation, place, restarts, max_restarts);
-                }
-            }
-            Order::Fence { generation, stacks } => self.fence(generation, stacks),
-            Order::Signal { generation, stop } => self.stop_ordered(now, generation, stop),
-            Order::Check { check, round, measure, partners } => self.check(check, round, measure, partners),
+            Order::Check(check) => self.check(check),
             Order::StandBy => self.warm(),
             Order::Idle { excluded } if self.crew.is_none() => self.book.waits(now.micros(), excluded),
             Order::Idle { .. } => {}
             Order::Notice { what } => self.out.push_back(Command::Say { what }),
-            Order::End { code, why } => self.end(now, code, why),
-            of_checkpoints => self.order_of_checkpoints(of_checkpoints),
+            Order::End(reason) => self.end(now, reason),
         }
     }
 
-    /// Follows an order about steps: where ranks capture, hold, replicate and restore.
-    fn order_of_checkpoints(&mut self, order: Order) {
+    /// Follows an order about the workers of one generation.
+    fn crew_order(&mut self, now: Time, generation: Generation, order: CrewOrder) {
         match order {
-            Order::PersistAt { generation, step } => {
+            CrewOrder::Start(start) => self.start_ordered(generation, start),
+            CrewOrder::Fence { stacks } => self.fence(generation, stacks),
+            CrewOrder::Signal(stop) => self.stop_ordered(now, generation, stop),
+            // What a node persists last may depend on these two, even if its workers are gone
+            // already.
+            CrewOrder::Committed { step, round } => {
+                self.held_by_all(generation, step);
                 if self.runs(generation) {
-                    self.out.push_back(Command::PersistAt { step });
+                    self.committed(step);
+                    self.replicate_next(None, round);
                 }
             }
-            Order::SnapshotEvery { generation, from, every } => {
-                if self.runs(generation) {
-                    self.out.push_back(Command::SnapshotEvery { from, every });
-                }
+            CrewOrder::Durable(step) => self.durable(generation, step),
+            // The other orders concern only workers that are here.
+            _ if !self.runs(generation) => {}
+            CrewOrder::PersistAt(step) => self.command(generation, CrewCommand::PersistAt(step)),
+            CrewOrder::SnapshotEvery(change) => self.command(generation, CrewCommand::SnapshotEvery(change)),
+            CrewOrder::ProposeStep => {
+                let step = self.step_ahead();
+                self.report(CrewReport::StepProposed(step));
             }
-            Order::ProposeStep { generation } => {
-                if self.runs(generation) {
-                    let step = self.step_ahead();
-                    self.send(Report::StepProposed { generation, step });
-                }
-            }
-            Order::HoldAt { generation, step } => {
-                if self.runs(generation) {
-                    self.hold(step);
-                }
-            }
-            Order::Restore { generation, step, sources, persist, best, found } => {
-                if self.acknowledge(generation, |r| matches!(r, Report::Offers { .. } | Report::Holds { .. })) {
-                    if let Some(crew) = &mut self.crew {
-                        crew.restoring.clear();
-                    }
-                    self.book.best(best.map_or(0, |s| s.0));
-                    self.goes_on_from(step);
-                    self.out.push_back(Command::Restore { generation, step, sources, persist, found });
-                }
-            }
-            Order::Replicate { generation, plan, next, round } => {
-                self.replicate_next(generation, Some(plan), (next, round));
-            }
-            Order::Committed { generation, step, next, round } => {
-                self.committed(generation, step);
-                self.replicate_next(generation, None, (next, round));
-            }
-            Order::Publish { generation, step, directory, shards } => {
-                if self.runs(generation) {
-                    self.out.push_back(Command::Publish { generation, step, directory, shards });
-                }
-            }
-            Order::Durable { generation, step } => {
-                let covered = |r: &Report| matches!(r, Report::ShardWritten { step: s, .. } | Report::Published { step: s, .. } if *s <= step);
-                if self.acknowledge(generation, covered) {
-                    self.out.push_back(Command::Durable { generation, step });
-                }
-            }
-            Order::Welcome { .. }
-            | Order::Refused { .. }
-            | Order::Start { .. }
-            | Order::Fence { .. }
-            | Order::Signal { .. }
-            | Order::Check { .. }
-            | Order::StandBy
-            | Order::Idle { .. }
-            | Order::Notice { .. }
-            | Order::End { .. } => {}
+            CrewOrder::HoldAt(step) => self.hold(step),
+            CrewOrder::Restore(restore) => self.restore(generation, restore),
+            CrewOrder::Replicate { plan, round } => self.replicate_next(Some(plan), round),
+            CrewOrder::Publish(publish) => self.command(generation, CrewCommand::Publish(publish)),
         }
+    }
+
+    /// Starts the workers of a generation, once older workers have ended.
+    fn start_ordered(&mut self, generation: Generation, start: Start) {
+        let stale = generation <= self.seen && !crate::is_planted!(self, MissingGenerationCheck);
+        if stale || self.over.is_some() || self.starts_in_vain(generation) {
+            return;
+        }
+        if self.crew.is_some() {
+            self.queued = Some((generation, start));
+            self.kill(self.config.spec.ladder().fence_grace);
+        } else {
+            self.start(generation, start);
+        }
+    }
+
+    fn restore(&mut self, generation: Generation, restore: Restore) {
+        self.acknowledge(|r| matches!(r, CrewReport::Offers(_) | CrewReport::Holds(_)));
+        if let Some(crew) = &mut self.crew {
+            crew.restoring.clear();
+        }
+        self.book.best(restore.best.map_or(0, |s| s.0));
+        self.goes_on_from(restore.step);
+        self.command(generation, CrewCommand::Restore(restore));
+    }
+
+    /// Handles a checkpoint that became visible. What a node persists last is newer.
+    fn durable(&mut self, generation: Generation, step: Step) {
+        if self.runs(generation) {
+            self.acknowledge(|r| {
+                matches!(r, CrewReport::ShardWritten(ShardWritten { step: s, .. }) | CrewReport::Published(s) if *s <= step)
+            });
+        }
+        // The latest crew may be gone already.
+        if self.latest == Some(generation) {
+            self.command(generation, CrewCommand::Durable(step));
+        }
+    }
+
+    /// Repeats the reports that must reach the coordinator.
+    fn send_unacknowledged(&mut self) {
+        let Some(crew) = &self.crew else { return };
+        let again = crew.unacknowledged.iter().cloned().map(|report| Report::Crew(crew.generation, report));
+        self.out.extend(again.map(Command::Send));
     }
 
     pub(super) fn hold(&mut self, step: Option<Step>) {
-        if step.is_some() || self.holding {
-            self.holding = step.is_some();
-            self.out.push_back(Command::HoldAt { step });
-        }
+        let Some(generation) = self.latest.filter(|_| step.is_some() || self.holding) else { return };
+        self.holding = step.is_some();
+        self.command(generation, CrewCommand::HoldAt(step));
     }
 }

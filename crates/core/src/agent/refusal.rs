@@ -1,27 +1,26 @@
-//! Something outside refuses the job, such as a checkpoint directory that another job owns. A restart
-//! would be refused, too, so this is no failure: the coordinator ends the job on all nodes.
+//! Something outside refuses the job, such as a checkpoint directory that another job owns. A
+//! restart would be refused, too, so this is no failure: the coordinator ends the job on all nodes.
 
 use super::Agent;
-use crate::message::Report;
+use crate::message::{ExitReason, Report};
 use crate::time::Time;
 
 /// A refusal that the coordinator must learn of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
-    code: i32,
-    why: String,
+    reason: ExitReason,
     /// When this agent ends by itself, if no coordinator has ended the job.
     until: Time,
 }
 
 impl Agent {
     /// Reports that the job is refused. What its workers do from now on is no failure.
-    pub(super) fn refused(&mut self, now: Time, code: i32, why: String) {
+    pub(super) fn refused(&mut self, now: Time, reason: ExitReason) {
         if self.over.is_some() || self.refusal.is_some() {
             return;
         }
         let until = now.after(self.config.spec.ladder().silence * 3);
-        self.refusal = Some(Refusal { code, why, until });
+        self.refusal = Some(Refusal { reason, until });
         self.report_refusal();
     }
 
@@ -32,8 +31,8 @@ impl Agent {
 
     /// Sends the report, now and on each new connection.
     pub(super) fn report_refusal(&mut self) {
-        if let Some(Refusal { code, why, .. }) = self.pending_refusal().cloned() {
-            self.send(Report::Refused { code, why });
+        if let Some(Refusal { reason, .. }) = self.pending_refusal().cloned() {
+            self.send(Report::Refused(reason));
         }
     }
 
@@ -44,8 +43,8 @@ impl Agent {
 
     /// Ends this agent if nobody has ended the refused job.
     pub(super) fn end_refused(&mut self, now: Time) {
-        if let Some(Refusal { code, why, .. }) = self.pending_refusal().filter(|r| now >= r.until).cloned() {
-            self.end(now, code, why);
+        if let Some(Refusal { reason, .. }) = self.pending_refusal().filter(|r| now >= r.until).cloned() {
+            self.end(now, reason);
         }
     }
 }

@@ -1,9 +1,10 @@
-//! This node's part in replication: what is sealed, what is being sent, and what the coordinator is told of it.
+//! This node's part in replication: what is sealed, what is being sent, and what the coordinator is
+//! told of it.
 
 use super::Agent;
-use super::command::Command;
+use super::command::CrewCommand;
 use crate::id::{Generation, Rank, Step};
-use crate::message::{Redundancy, Replicated, Replication, Report};
+use crate::message::{CrewReport, Redundancy, Replicated, Replication, Round, Sealed};
 use std::collections::BTreeMap;
 
 /// State of one generation.
@@ -14,15 +15,16 @@ pub(super) struct Replicas {
     /// What is to be kept beside the workers' own.
     wish: Redundancy,
     plan: Replication,
-    /// The step that comes next, and its round; `None` until the coordinator has named one.
-    next: Option<(Step, u64)>,
+    /// The round that comes next; `None` until the coordinator has named a step.
+    next: Option<Round>,
     /// Newest step held by all.
     committed: Option<Step>,
     /// What this generation began with.
     restored: Option<Step>,
     /// It is being sent.
     busy: bool,
-    /// What is being sent was named on an earlier connection, perhaps by an earlier life of the coordinator.
+    /// What is being sent was named on an earlier connection, perhaps by an earlier life of the
+    /// coordinator.
     stale: bool,
     /// The coordinator knows that this node takes part.
     told: bool,
@@ -37,8 +39,8 @@ impl Replicas {
 
 impl Agent {
     /// A worker has sealed a step.
-    pub(super) fn worker_sealed(&mut self, generation: Generation, local_rank: u32, step: Step, wish: Redundancy) {
-        let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation && !c.killing) else { return };
+    pub(super) fn worker_sealed(&mut self, local_rank: u32, step: Step, wish: Redundancy) {
+        let Some(crew) = self.crew.as_mut().filter(|c| !c.killing) else { return };
         let workers = crew.slot.workers;
         let replicas = &mut crew.replicas;
         replicas.sealed.insert(local_rank, step);
@@ -46,17 +48,17 @@ impl Agent {
         if !replicas.told
             && let Some(step) = replicas.newest(workers)
         {
-            self.ask_for_a_step(generation, step, None);
+            self.ask_for_a_step(step, None);
         }
         self.replicate();
     }
 
     /// `instead` is the round of the step that cannot be replicated.
-    fn ask_for_a_step(&mut self, generation: Generation, step: Step, instead: Option<u64>) {
+    fn ask_for_a_step(&mut self, step: Step, instead: Option<u64>) {
         let Some(crew) = self.crew.as_mut() else { return };
-        let report = Report::Sealed { generation, step, wish: crew.replicas.wish, instead };
+        let report = CrewReport::Sealed(Sealed { step, wish: crew.replicas.wish, instead });
         crew.replicas.told = true;
-        self.send(report);
+        self.report(report);
     }
 
     /// The connection is new, perhaps the coordinator, too.
@@ -65,18 +67,18 @@ impl Agent {
             crew.replicas.stale = crew.replicas.busy;
         }
         let told = self.crew.as_ref().filter(|c| c.replicas.told && !c.killing);
-        if let Some((generation, step)) = told.and_then(|c| Some((c.generation, c.replicas.newest(c.slot.workers)?))) {
-            self.ask_for_a_step(generation, step, None);
+        if let Some(step) = told.and_then(|c| c.replicas.newest(c.slot.workers)) {
+            self.ask_for_a_step(step, None);
         }
     }
 
     /// The coordinator names the step to replicate; with a plan when that has changed.
-    pub(super) fn replicate_next(&mut self, generation: Generation, plan: Option<Replication>, next: (Step, u64)) {
-        let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
+    pub(super) fn replicate_next(&mut self, plan: Option<Replication>, round: Round) {
+        let Some(crew) = self.crew.as_mut() else { return };
         if let Some(plan) = plan {
             crew.replicas.plan = plan;
         }
-        crew.replicas.next = Some(next);
+        crew.replicas.next = Some(round);
         self.replicate();
     }
 
@@ -87,50 +89,54 @@ impl Agent {
         }
     }
 
-    /// A step is held by all.
-    pub(super) fn committed(&mut self, generation: Generation, step: Step) {
-        let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
+    /// A step is held by all nodes. Workers end sooner on one node than on another: if the job
+    /// gives up, all nodes must persist the same step.
+    pub(super) fn held_by_all(&mut self, generation: Generation, step: Step) {
+        if self.latest == Some(generation) {
+            self.command(generation, CrewCommand::HeldByAll(step));
+        }
+    }
+
+    /// A step is held by all nodes, and older ones may be dropped.
+    pub(super) fn committed(&mut self, step: Step) {
+        let Some(crew) = self.crew.as_mut() else { return };
         crew.replicas.committed = Some(step);
-        let (keeps, keeps_parity) = (crew.replicas.plan.keeps.clone(), crew.replicas.plan.keeps_parity.clone());
-        self.out.push_back(Command::Committed { generation, step, keeps, keeps_parity });
+        let (generation, plan) = (crew.generation, &crew.replicas.plan);
+        let (keeps, keeps_parity) = (plan.keeps.clone(), plan.keeps_parity.clone());
+        self.command(generation, CrewCommand::Committed { step, keeps, keeps_parity });
     }
 
     fn replicate(&mut self) {
         let forgotten = crate::is_planted!(self, BaseForgotten);
         let Some(crew) = self.crew.as_mut().filter(|c| !c.killing) else { return };
         let newest = crew.replicas.newest(crew.slot.workers);
-        let due = crew.replicas.next.filter(|(next, _)| newest.is_some_and(|n| n >= *next));
-        if let Some((from, round)) = due.filter(|_| !crew.replicas.busy) {
+        let due = crew.replicas.next.filter(|round| newest.is_some_and(|n| n >= round.next));
+        if let Some(round) = due.filter(|_| !crew.replicas.busy) {
             crew.replicas.busy = true;
             crew.replicas.next = None;
             let base = crew.replicas.committed.or(crew.replicas.restored);
             let base = if forgotten { None } else { base };
             let (generation, plan) = (crew.generation, crew.replicas.plan.clone());
-            self.out.push_back(Command::Replicate { generation, from, plan, base, round });
+            self.command(generation, CrewCommand::Replicate { plan, round, base });
         }
     }
 
-    /// A worker stands still until its newest step has copies: if another step was named, this one is asked for.
-    pub(super) fn awaits_copies(&mut self, generation: Generation) {
-        let Some(crew) = self.crew.as_ref().filter(|c| c.generation == generation && !c.killing) else { return };
+    /// A worker stands still until its newest step has copies: if another step was named, this one
+    /// is asked for.
+    pub(super) fn awaits_copies(&mut self) {
+        let Some(crew) = self.crew.as_ref().filter(|c| !c.killing) else { return };
         let replicas = &crew.replicas;
         let sealed = replicas.newest(crew.slot.workers);
-        let beyond = sealed.zip(replicas.next).filter(|(sealed, (next, _))| next > sealed);
-        if let Some((step, (_, round))) =
-            beyond.filter(|(s, _)| !replicas.busy && replicas.committed.is_none_or(|c| c < *s))
+        let beyond = sealed.zip(replicas.next).filter(|(sealed, round)| round.next > *sealed);
+        if let Some((step, round)) = beyond.filter(|(s, _)| !replicas.busy && replicas.committed.is_none_or(|c| c < *s))
         {
-            self.ask_for_a_step(generation, step, Some(round));
+            self.ask_for_a_step(step, Some(round.round));
         }
     }
 
-    /// Sending has ended.
-    pub(super) fn replica_done(
-        &mut self,
-        generation: Generation,
-        (step, round): (Option<Step>, u64),
-        digests: &[(u32, u64)],
-    ) {
-        let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
+    /// Sending has ended. `step` is the step that now has its replicas, if that was possible.
+    pub(super) fn replica_done(&mut self, step: Option<Step>, round: u64, digests: &[(u32, u64)]) {
+        let Some(crew) = self.crew.as_mut() else { return };
         crew.replicas.busy = false;
         let stale = std::mem::take(&mut crew.replicas.stale);
         let Some(sealed) = crew.replicas.newest(crew.slot.workers) else { return };
@@ -140,9 +146,9 @@ impl Agent {
             _ if stale => {}
             Some(step) => {
                 let digests = digests.iter().map(|(local, digest)| (Rank(first + local), *digest)).collect();
-                self.send(Report::Replicated(Replicated { generation, step, sealed, digests, round }));
+                self.report(CrewReport::Replicated(Replicated { step, sealed, digests, round }));
             }
-            None => self.ask_for_a_step(generation, sealed, Some(round)),
+            None => self.ask_for_a_step(sealed, Some(round)),
         }
         self.replicate();
     }

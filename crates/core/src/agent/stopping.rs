@@ -1,7 +1,7 @@
-//! A job that is asked to stop. The coordinator orders it for all nodes, so the agent that receives the
-//! signal only asks; where no coordinator answers, it stops its own workers.
+//! A job that is asked to stop. The coordinator orders it for all nodes, so the agent that receives
+//! the signal only asks; where no coordinator answers, it stops its own workers.
 
-use super::command::Command;
+use super::command::{Command, CrewCommand};
 use super::{Agent, Stopping};
 use crate::id::Generation;
 use crate::message::{Report, Stop};
@@ -45,28 +45,27 @@ impl Agent {
     /// Stops the workers of this node and then this agent, without a coordinator.
     fn stop_alone(&mut self, now: Time, stop: Stop) {
         self.stop = Some(Asked { what: stop, alone_at: None });
-        let (code, why) = stop.end();
+        let reason = stop.end();
         match &self.crew {
             Some(crew) => {
                 let generation = crew.generation;
-                self.over.get_or_insert((code, why));
+                self.over.get_or_insert(reason);
                 self.stop_workers(now, generation, stop);
             }
-            None => self.end(now, code, why),
+            None => self.end(now, reason),
         }
     }
 
     /// Ends the workers without waiting for them: a second signal.
     fn stop_at_once(&mut self, now: Time, stop: Stop) {
-        let (code, why) = stop.end();
+        let reason = stop.end();
         match &mut self.crew {
             Some(crew) => {
-                let generation = crew.generation;
                 crew.killing = false;
-                self.over.get_or_insert((code, why));
-                self.kill(generation, Duration::ZERO);
+                self.over.get_or_insert(reason);
+                self.kill(Duration::ZERO);
             }
-            None => self.end(now, code, why),
+            None => self.end(now, reason),
         }
     }
 
@@ -93,6 +92,10 @@ impl Agent {
     /// Stops the workers as the coordinator orders it.
     pub(super) fn stop_ordered(&mut self, now: Time, generation: Generation, stop: Stop) {
         self.stop = Some(Asked { what: stop, alone_at: None });
+        if self.crew.is_none() {
+            // Its workers have not started, and will not.
+            self.seen = self.seen.max(generation);
+        }
         if let Some((queued, ..)) = self.queued.take_if(|(queued, ..)| *queued <= generation) {
             self.seen = self.seen.max(queued);
         }
@@ -121,9 +124,9 @@ impl Agent {
         }
         crew.stopping = Some(Stopping { until: now.after(grace), grace: Duration::ZERO });
         if crew.alive.is_empty() {
-            self.kill(generation, Duration::ZERO);
+            self.kill(Duration::ZERO);
         } else {
-            self.out.push_back(Command::StopAt { signal: stop.signal, step: stop.at });
+            self.command(generation, CrewCommand::StopAt(stop));
             self.out.push_back(Command::Forward { signal: stop.signal });
         }
     }

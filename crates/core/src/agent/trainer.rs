@@ -1,5 +1,5 @@
-//! Judges how training ended behind a launcher script that exits with 0, which may hide what happened
-//! to the process that trained in its place.
+//! Judges how training ended behind a launcher script that exits with 0, which may hide what
+//! happened to the process that trained in its place.
 
 use super::observation::{Observation, Trainer, TrainerEnd};
 use crate::id::Step;
@@ -9,7 +9,8 @@ use crate::message::{Extent, Outcome};
 pub(super) const NOT_FLUSHED: i32 = 120;
 
 /// Returns whether a launched process with this outcome may pass on that the process it waited for
-/// crashed. A shell exits with 128 and the signal, `sys.exit(subprocess.call(...))` with 256 less it.
+/// crashed. A shell exits with 128 and the signal, `sys.exit(subprocess.call(...))` with 256 less
+/// it.
 fn passes_on_a_crash(outcome: Outcome) -> bool {
     match outcome {
         Outcome::Signal(_) => true,

@@ -3,6 +3,7 @@
 
 use super::observation::{Observation, Script, TrainerEnd};
 use super::trainer::{HiddenEnd, NOT_FLUSHED, Trainers};
+use crate::median::median;
 use crate::message::{Extent, HangEvidence, Outcome};
 use crate::spec::Ladder;
 use crate::time::Time;
@@ -83,9 +84,7 @@ impl Watch {
     /// Returns the median step duration in milliseconds, once a step was timed.
     #[must_use]
     pub fn median_step_ms(&self) -> Option<u64> {
-        let mut sorted: Vec<u64> = self.durations.iter().copied().collect();
-        sorted.sort_unstable();
-        sorted.get(sorted.len() / 2).copied()
+        median(self.durations.iter().copied())
     }
 
     /// Returns when the worker last made progress.

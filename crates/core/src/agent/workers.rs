@@ -1,14 +1,17 @@
 //! The workers of this node: started, watched, ended; never two generations at once.
 
-use super::command::Command;
-use super::event::{Event, Words};
+use super::command::{Command, CrewCommand};
+use super::event::{CrewEvent, Words, WorkerExit};
 use super::observation::Observation;
 use super::trainer::HiddenEnd;
 use super::watch::{Silence, Watch};
 use super::{Agent, Crew};
 use crate::id::{Generation, Rank, Step};
 use crate::ledger::{End, Reading};
-use crate::message::{Cause, Ended, Extent, Failure, HangEvidence, HowEnded, Outcome, Place, Report};
+use crate::message::{
+    Cause, CrewReport, Ended, Extent, Failure, FirstStep, HangEvidence, Holdings, HowEnded, Outcome, Report,
+    SnapshotEvery, Start, Stopped,
+};
 use crate::severity::{Table, in_backward};
 use crate::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,6 +30,16 @@ const PASSED_ON: [i32; 3] = [10, 12, 18];
 const STACKS: Duration = Duration::from_millis(150);
 /// Time within which a message from one rank reaches all others.
 const NEWS: Duration = Duration::from_secs(1);
+
+/// A worker that has failed, and what this node knows about it.
+struct FailedWorker {
+    local_rank: u32,
+    pid: u32,
+    cause: Cause,
+    words: Words,
+    /// How far it had come.
+    extent: Extent,
+}
 
 impl Crew {
     /// Returns whether some worker has completed a step that it did not restore.
@@ -49,34 +62,30 @@ impl Crew {
         each.all(|other| other == Some(first)).then_some(Step(first))
     }
 
-    fn describe(
-        &self,
-        table: &Table,
-        (local_rank, pid): (u32, u32),
-        cause: Cause,
-        words: Words,
-        extent: Extent,
-    ) -> Failure {
+    fn describe(&self, table: &Table, failed: FailedWorker) -> Failure {
+        let FailedWorker { local_rank, pid, cause, words, extent } = failed;
         let rank = Rank(self.slot.first_rank.0 + local_rank);
         let verdict = table.judge(&cause, &words.text);
         let progressed = self.progressed();
         let Extent { step, total, passes } = extent;
-        // A rank that ended by itself had completed its passes. A failed pass is one more, whether it was counted or not.
+        // A rank that ended by itself had completed its passes. A failed pass is one more, whether
+        // it was counted or not.
         let passes = passes + u64::from(in_backward(&words.text));
         Failure { rank, local_rank, pid, cause, message: words.message, step, total, passes, progressed, verdict }
     }
 }
 
 impl Agent {
-    pub(super) fn start(&mut self, generation: Generation, place: Place, restarts: u32, max_restarts: u32) {
-        let slot = place.slot.clone();
+    pub(super) fn start(&mut self, generation: Generation, start: Start) {
+        let slot = start.place.slot.clone();
         if slot.node != self.config.node || slot.incarnation != self.config.incarnation {
             return;
         }
         self.holding = false;
         self.seen = self.seen.max(generation);
+        self.latest = Some(generation);
         self.book.start(self.now.micros(), generation);
-        if restarts > 0 {
+        if start.restarts > 0 {
             self.book.goes_on();
         }
         self.crew = Some(Crew {
@@ -100,7 +109,7 @@ impl Agent {
             replicas: super::replicas::Replicas::default(),
             unacknowledged: Vec::new(),
         });
-        self.out.push_back(Command::Spawn { generation, place, restarts, max_restarts });
+        self.command(generation, CrewCommand::Spawn(start));
     }
 
     pub(super) fn fence(&mut self, generation: Generation, stacks: bool) {
@@ -109,48 +118,46 @@ impl Agent {
             self.queued = None;
         }
         match &self.crew {
-            Some(crew) if crew.generation <= generation => {
-                let running = crew.generation;
-                self.end_crew(running, stacks);
-            }
+            Some(crew) if crew.generation <= generation => self.end_crew(stacks),
             Some(_) => {}
             None => self.report_stopped(),
         }
     }
 
     /// Ends a crew whose generation is over. Workers that are shutting themselves down may finish.
-    fn end_crew(&mut self, generation: Generation, stacks: bool) {
+    fn end_crew(&mut self, stacks: bool) {
         let now = self.now;
-        match self.crew.as_mut().filter(|c| c.generation == generation && !c.killing && c.end_by.is_none()) {
+        match self.crew.as_mut().filter(|c| !c.killing && c.end_by.is_none()) {
             Some(crew) if stacks => {
                 crew.end_by = Some(now.after(STACKS));
-                self.out.push_back(Command::Stacks { generation });
+                let generation = crew.generation;
+                self.command(generation, CrewCommand::Stacks);
             }
             Some(crew) if !crew.raised.is_empty() => {
                 let only_follow = crew.raised.values().all(|follows| *follows);
                 crew.end_by = Some(now.after(if only_follow { TAKE_DOWN_FOLLOWER } else { TAKE_DOWN }));
             }
-            Some(_) | None => self.kill(generation, self.config.spec.ladder().fence_grace),
+            Some(_) | None => self.kill(self.config.spec.ladder().fence_grace),
         }
     }
 
     pub(super) fn report_stopped(&mut self) {
-        self.send(Report::Stopped {
-            generation: self.seen,
-            store_port: self.config.store_port,
-            reached: self.last_reached,
-        });
+        self.send(Report::Crew(
+            self.seen,
+            CrewReport::Stopped(Stopped { store_port: self.config.store_port, reached: self.last_reached }),
+        ));
     }
 
-    pub(super) fn kill(&mut self, generation: Generation, grace: Duration) {
-        if let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation && !c.killing) {
+    pub(super) fn kill(&mut self, grace: Duration) {
+        if let Some(crew) = self.crew.as_mut().filter(|c| !c.killing) {
             crew.killing = true;
             if crew.stopping.is_none() {
                 self.book.fenced(self.now.micros());
             }
             let flags = !crew.alive.is_empty() && crew.alive.values().all(Watch::flags_stop);
             let grace = if flags { Duration::ZERO } else { grace };
-            self.out.push_back(Command::Kill { generation, grace });
+            let generation = crew.generation;
+            self.command(generation, CrewCommand::Kill { grace });
         }
     }
 
@@ -169,94 +176,86 @@ impl Agent {
         Some(Step(step + 2 + u64::try_from(NEWS.as_millis()).unwrap_or(0) / fastest))
     }
 
-    pub(super) fn worker_event(&mut self, now: Time, event: Event) {
+    /// Handles an event of the crew that is here.
+    pub(super) fn crew_event(&mut self, now: Time, event: CrewEvent) {
         match event {
-            Event::WorkerExited { generation, local_rank, pid, outcome, asked, words } => {
-                self.killed(generation, local_rank, outcome, asked);
-                self.worker_exited(generation, local_rank, (pid, asked), outcome, words);
+            CrewEvent::WorkerExited(exit) => {
+                self.killed(&exit);
+                self.worker_exited(exit);
             }
-            Event::WorkerRaised { generation, local_rank, pid, words } => {
-                let alive =
-                    |c: &&mut Crew| c.generation == generation && c.alive.contains_key(&local_rank) && !c.killing;
-                let Some(crew) = self.crew.as_mut().filter(alive) else { return };
-                let extent = crew.alive.get(&local_rank).map(Watch::extent).unwrap_or_default();
-                // Python's exit code for an uncaught exception.
-                let cause = Cause::Exited(Outcome::Code(1));
-                crew.raised.insert(local_rank, self.config.table.judge(&cause, &words.text).follows);
-                self.failed(generation, local_rank, pid, cause, words, extent);
-            }
-            Event::SpawnFailed { generation, local_rank, message } => {
-                if let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) {
+            CrewEvent::WorkerRaised { local_rank, pid, words } => self.worker_raised(local_rank, pid, words),
+            CrewEvent::SpawnFailed { local_rank, message } => {
+                if let Some(crew) = &mut self.crew {
                     crew.alive.remove(&local_rank);
-                    let words = Words::from(message);
-                    self.failed(generation, local_rank, 0, Cause::NotStarted, words, Extent::default());
+                    let (words, extent) = (Words::from(message), Extent::default());
+                    self.failed(FailedWorker { local_rank, pid: 0, cause: Cause::NotStarted, words, extent });
                 }
             }
-            Event::WorkersGone { generation, store_port } => self.workers_gone(generation, store_port),
-            Event::Sample { generation, local_rank, pid, seen } => self.sample(now, generation, local_rank, pid, seen),
-            Event::Holds { generation, held, parity } if self.runs(generation) => {
+            CrewEvent::WorkersGone { store_port } => self.workers_gone(store_port),
+            CrewEvent::Sample { local_rank, pid, seen } => self.sample(now, local_rank, pid, seen),
+            CrewEvent::Holds(Holdings { held, parity }) => {
                 // Only the latest report counts: which run the shards belong to becomes known when
                 // the first worker reports it.
-                self.acknowledge(generation, |r| matches!(r, Report::Holds { .. }));
+                self.acknowledge(|r| matches!(r, CrewReport::Holds(_)));
                 let held = if crate::is_planted!(self, CopiesUnsaid) { Vec::new() } else { held };
-                self.send_surely(Report::Holds { generation, held, parity });
+                self.report_surely(CrewReport::Holds(Holdings { held, parity }));
             }
-            Event::Offers { generation, rank, offers } if self.runs(generation) => {
-                self.acknowledge(generation, |r| matches!(r, Report::Offers { rank: old, .. } if *old == rank));
-                self.send_surely(Report::Offers { generation, rank, offers });
+            CrewEvent::Offers(of) => {
+                let rank = of.rank;
+                self.acknowledge(|r| matches!(r, CrewReport::Offers(old) if old.rank == rank));
+                self.report_surely(CrewReport::Offers(of));
                 if let Some(crew) = &mut self.crew {
                     crew.restoring.insert(rank);
                 }
-                self.end_a_vain_wait(generation);
+                self.end_a_vain_wait();
             }
-            Event::RestoreFailed { generation, rank, step, tier } if self.runs(generation) => {
-                self.send_surely(Report::RestoreFailed { generation, rank, step, tier });
+            CrewEvent::RestoreFailed(rank, unreadable) => {
+                self.report_surely(CrewReport::RestoreFailed(rank, unreadable));
             }
-            Event::Sealed { generation, local_rank, step, wish } => {
-                self.worker_sealed(generation, local_rank, step, wish);
-            }
-            Event::Replicated { generation, step, digests, round } => {
-                self.replica_done(generation, (step, round), &digests);
-            }
-            Event::ShardWritten { generation, step, directory, shard } if self.runs(generation) => {
-                self.send_surely(Report::ShardWritten { generation, step, directory, shard });
-            }
-            Event::PersistDue { generation } if self.runs(generation) => {
+            CrewEvent::Sealed { local_rank, step, wish } => self.worker_sealed(local_rank, step, wish),
+            CrewEvent::Replicated { step, digests, round } => self.replica_done(step, round, &digests),
+            CrewEvent::ShardWritten(written) => self.report_surely(CrewReport::ShardWritten(written)),
+            CrewEvent::PersistDue => {
                 if let Some(at) = self.step_ahead() {
-                    self.send(Report::PersistDue { generation, at });
+                    self.report(CrewReport::PersistDue(at));
                 }
             }
-            Event::SnapshotEvery { generation, every } if self.runs(generation) => {
+            CrewEvent::SnapshotEvery(every) => {
                 if let Some(from) = self.step_ahead() {
-                    self.send(Report::SnapshotEvery { generation, from, every });
+                    self.report(CrewReport::SnapshotEvery(SnapshotEvery { from, every }));
                 }
             }
-            Event::Published { generation, step } if self.runs(generation) => {
-                self.send_surely(Report::Published { generation, step });
-            }
-            _ => {}
+            CrewEvent::Published(step) => self.report_surely(CrewReport::Published(step)),
         }
+    }
+
+    fn worker_raised(&mut self, local_rank: u32, pid: u32, words: Words) {
+        let Some(crew) = self.crew.as_mut().filter(|c| !c.killing) else { return };
+        let Some(watch) = crew.alive.get(&local_rank) else { return };
+        if watch.is_shutting_down() {
+            // The script is over: a helper that outlives it has raised this.
+            return;
+        }
+        let extent = watch.extent();
+        // Python's exit code for an uncaught exception.
+        let cause = Cause::Exited(Outcome::Code(1));
+        crew.raised.insert(local_rank, self.config.table.judge(&cause, &words.text).follows);
+        self.failed(FailedWorker { local_rank, pid, cause, words, extent });
     }
 
     /// Notes a worker that died of a signal which nobody here had sent. If that is known only after
     /// the order to end all workers, it is still a failure of its own.
-    fn killed(&mut self, generation: Generation, local_rank: u32, outcome: Outcome, asked: bool) {
-        if let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation && !asked)
-            && matches!(outcome, Outcome::Signal(_))
+    fn killed(&mut self, exit: &WorkerExit) {
+        if let Some(crew) = self.crew.as_mut().filter(|_| !exit.asked)
+            && matches!(exit.outcome, Outcome::Signal(_))
         {
-            crew.killed.insert(local_rank);
+            crew.killed.insert(exit.local_rank);
         }
     }
 
-    fn worker_exited(
-        &mut self,
-        generation: Generation,
-        local_rank: u32,
-        (pid, asked): (u32, bool),
-        outcome: Outcome,
-        words: Words,
-    ) {
-        let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
+    fn worker_exited(&mut self, exit: WorkerExit) {
+        let WorkerExit { local_rank, pid, outcome, asked, words } = exit;
+        let Some(crew) = &mut self.crew else { return };
         let Some(watch) = crew.alive.remove(&local_rank) else { return };
         let (extent, of_process) = (watch.extent(), outcome);
         let outcome = watch.of_script(of_process);
@@ -268,6 +267,7 @@ impl Agent {
             HiddenEnd::Normal => (exited_well, Cause::Exited(outcome), HowEnded::Exited),
         };
         let words = if outcome == of_process { words } else { words.without_crash() };
+        let failed = FailedWorker { local_rank, pid, cause, words, extent };
         crew.progressed |= watch.has_new_step();
         crew.exited_at.insert(local_rank, watch.step());
         let nobody_left = crew.alive.is_empty();
@@ -285,107 +285,98 @@ impl Agent {
         if crew.killing {
             // The worker may have failed on its own when others did: what it reported counts, not
             // how it was ended.
-            if !well && of_process == Outcome::Code(0) && !asked {
-                // Whatever ended the process that trained was not sent from here.
+            if was_over && !well && !asked {
+                return self.crashed_at_exit(failed);
+            }
+            if !well && !asked && (of_process == Outcome::Code(0) || watch.is_shutting_down()) {
+                // Whatever ended the process that trained was not sent from here; an exit code of
+                // the script says that it has failed.
                 crew.killed.insert(local_rank);
             }
             let killed = crew.killed.contains(&local_rank);
             if well && !asked {
                 // It was over already; the order to end it came too late.
                 if !told {
-                    self.ended(generation, local_rank, extent, exited);
+                    self.ended(local_rank, extent, exited);
                 }
             } else if killed || matches!(outcome, Outcome::Code(code) if code != 0) {
-                self.failed(generation, local_rank, pid, cause, words, extent);
+                self.failed(failed);
             }
             return;
         }
         if crew.stopping.is_some() {
             if nobody_left {
-                self.kill(generation, Duration::ZERO);
+                self.kill(Duration::ZERO);
             }
-            self.end_a_vain_wait(generation);
+            self.end_a_vain_wait();
         } else if well && told {
             // Its failure was reported, and stands.
         } else if well {
-            self.ended(generation, local_rank, extent, exited);
+            self.ended(local_rank, extent, exited);
         } else if was_over {
-            self.crashed_at_exit(generation, local_rank, pid, cause, words, extent);
+            self.crashed_at_exit(failed);
         } else {
-            self.failed(generation, local_rank, pid, cause, words, extent);
+            self.failed(failed);
         }
         if may_end {
-            self.kill(generation, self.config.spec.ladder().fence_grace);
+            self.kill(self.config.spec.ladder().fence_grace);
         }
     }
 
-    /// Ends workers that stop but wait for a step to restore, which a worker that is gone will not offer. They have done
-    /// nothing yet that they could save.
-    fn end_a_vain_wait(&mut self, generation: Generation) {
+    /// Ends workers that stop but wait for a step to restore, which a worker that is gone will not
+    /// offer. They have done nothing yet that they could save.
+    fn end_a_vain_wait(&mut self) {
         let in_vain = |c: &Crew| c.stopping.is_some() && !c.restoring.is_empty() && !c.exited_at.is_empty();
         if self.crew.as_ref().is_some_and(in_vain) {
             // Some may be shutting themselves down.
-            self.kill(generation, TAKE_DOWN);
+            self.kill(TAKE_DOWN);
         }
     }
 
     /// Records that the script of a worker is over. Nothing that its process still does can undo
     /// that.
-    fn ended(&mut self, generation: Generation, local_rank: u32, extent: Extent, how: HowEnded) {
-        let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
+    fn ended(&mut self, local_rank: u32, extent: Extent, how: HowEnded) {
+        let Some(crew) = &mut self.crew else { return };
         let Extent { step, total, passes } = extent;
         let ended = Ended { rank: Rank(crew.slot.first_rank.0 + local_rank), step, total, passes, how };
         crew.ended.insert(local_rank, ended.clone());
         let gone = |local: &u32| crew.ended.get(local).is_some_and(|e| matches!(e.how, HowEnded::Crashed(_)));
         let finished = crew.failures.is_empty() && crew.alive.keys().all(gone);
         crew.finished = finished;
-        self.send(Report::Ended { generation, ended });
+        self.report(CrewReport::Ended(ended));
         if finished {
-            self.send(Report::Finished { generation });
+            self.report(CrewReport::Finished);
         }
     }
 
     /// Reports a crash or hang of a worker whose interpreter was shutting down.
-    fn crashed_at_exit(
-        &mut self,
-        generation: Generation,
-        local_rank: u32,
-        pid: u32,
-        cause: Cause,
-        words: Words,
-        extent: Extent,
-    ) {
-        let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
+    fn crashed_at_exit(&mut self, failed: FailedWorker) {
+        let Some(crew) = &mut self.crew else { return };
+        let (local_rank, extent) = (failed.local_rank, failed.extent);
         if !crew.told.insert(local_rank) {
             return;
         }
-        let failure = crew.describe(&self.config.table, (local_rank, pid), cause, words, extent);
-        self.ended(generation, local_rank, extent, HowEnded::Crashed(Box::new(failure)));
+        let failure = crew.describe(&self.config.table, failed);
+        self.ended(local_rank, extent, HowEnded::Crashed(Box::new(failure)));
     }
 
-    fn failed(
-        &mut self,
-        generation: Generation,
-        local_rank: u32,
-        pid: u32,
-        cause: Cause,
-        words: Words,
-        extent: Extent,
-    ) {
+    fn failed(&mut self, failed: FailedWorker) {
         let refused = self.refusal.is_some();
         let Some(crew) = self.crew.as_mut().filter(|c| c.stopping.is_none() && !refused) else { return };
-        let failure = crew.describe(&self.config.table, (local_rank, pid), cause, words, extent);
+        let local_rank = failed.local_rank;
+        let failure = crew.describe(&self.config.table, failed);
         let consequence = crew.killing && !failure.verdict.says_why() && !crew.killed.contains(&local_rank);
         if consequence || !crew.told.insert(local_rank) {
             return;
         }
+        crew.ended.remove(&local_rank);
         crew.failures.push(failure.clone());
-        self.send(Report::WorkerFailed { generation, failure });
+        self.report(CrewReport::WorkerFailed(failure));
     }
 
-    fn sample(&mut self, now: Time, generation: Generation, local_rank: u32, pid: u32, seen: Observation) {
+    fn sample(&mut self, now: Time, local_rank: u32, pid: u32, seen: Observation) {
         let ladder = self.config.spec.ladder();
-        let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
+        let Some(crew) = &mut self.crew else { return };
         let (stopping, awaits_copies) = (crew.stopping.is_some(), seen.section.awaits_copies);
         let Some(watch) = crew.alive.get_mut(&local_rank) else { return };
         let Observation { step, restored, numbered, reading, .. } = seen;
@@ -403,7 +394,7 @@ impl Agent {
         let extent = watch.extent();
         let shutting_down = watch.is_shutting_down() && !stopping;
         if shutting_down && !crew.ended.contains_key(&local_rank) {
-            self.ended(generation, local_rank, extent, HowEnded::ShuttingDown);
+            self.ended(local_rank, extent, HowEnded::ShuttingDown);
         }
         if let Some((evidence, silence)) = verdict
             && !stopping
@@ -412,15 +403,15 @@ impl Agent {
             let said = sign.filter(|_| evidence == HangEvidence::MachineSign);
             let words = Words::from(said.unwrap_or_default());
             let cause = Cause::Hung { evidence, silence_ms };
+            let failed = FailedWorker { local_rank, pid, cause, words, extent };
             if shutting_down {
                 self.book.ended(now.micros(), local_rank, End::Well);
-                return self.crashed_at_exit(generation, local_rank, pid, cause, words, extent);
+                return self.crashed_at_exit(failed);
             }
             self.book.ended(now.micros(), local_rank, End::Failed);
-            self.failed(generation, local_rank, pid, cause, words, extent);
-            return;
+            return self.failed(failed);
         }
-        let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
+        let Some(crew) = &mut self.crew else { return };
         if let Some(news) = news {
             self.out.push_back(Command::Say { what: told(news) });
         }
@@ -430,7 +421,7 @@ impl Agent {
             crew.from = crew.from();
             if let Some(step) = crew.reached() {
                 let from = crew.from;
-                self.send(Report::FirstStep { generation, step, from });
+                self.report(CrewReport::FirstStep(FirstStep { step, from }));
             }
             self.warm();
         } else if crew.first_step_sent
@@ -438,15 +429,15 @@ impl Agent {
             && crew.from != Some(from)
         {
             crew.from = Some(from);
-            self.send(Report::FirstStep { generation, step, from: Some(from) });
+            self.report(CrewReport::FirstStep(FirstStep { step, from: Some(from) }));
         }
         if awaits_copies {
-            self.awaits_copies(generation);
+            self.awaits_copies();
         }
     }
 
-    fn workers_gone(&mut self, generation: Generation, store_port: u16) {
-        let Some(crew) = self.crew.take_if(|c| c.generation == generation) else { return };
+    fn workers_gone(&mut self, store_port: u16) {
+        let Some(crew) = self.crew.take() else { return };
         self.config.store_port = store_port;
         if let Some(step) = crew.reached() {
             self.last_reached = Some(step);
@@ -454,8 +445,8 @@ impl Agent {
         self.report_stopped();
         if self.over.is_some() {
             self.exit();
-        } else if let Some((g, place, restarts, max_restarts)) = self.queued.take() {
-            self.start(g, place, restarts, max_restarts);
+        } else if let Some((generation, start)) = self.queued.take() {
+            self.start(generation, start);
         }
     }
 }

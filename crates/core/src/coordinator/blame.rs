@@ -42,6 +42,10 @@ impl Job {
         out: &mut Output,
     ) {
         let way_back = self.no_way_back(failure.as_ref());
+        let current = generation == self.record.generation;
+        if failure.as_ref().is_some_and(|f| current && self.exit_code_counts(f)) {
+            self.evidence.is_not_done();
+        }
         let Some(echoes) = self.evidence.testify(generation, Witness { node: node.clone(), failure }) else { return };
         // The failures before it only followed from this one.
         if echoes

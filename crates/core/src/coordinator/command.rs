@@ -266,8 +266,8 @@ pub enum Fact {
         /// over.
         with: Option<Rank>,
     },
-    /// A launched process exited with 0, but the process that trained in its place had ended without
-    /// Python's normal exit: whether the training had finished is not known.
+    /// A launched process exited with 0, but the process that trained in its place had ended
+    /// without Python's normal exit: whether the training had finished is not known.
     EndUnconfirmed {
         /// The generation.
         generation: Generation,

@@ -1,10 +1,12 @@
 //! Which step is safe on which tier: the commit point, and when a durable checkpoint is complete.
 
 use super::command::Fact;
-use super::job::{Decision, Job, Phase, Unreadable};
+use super::job::{Decision, Job, Phase};
 use super::output::Output;
-use crate::id::{Generation, NodeId, Rank, Session, Step};
-use crate::message::{Copies, Holding, Offers, Order, Parity, ShardFile, Source, Tier};
+use crate::id::{NodeId, Rank, Session, Step};
+use crate::message::{
+    Copies, CrewOrder, Holding, Holdings, Order, RankOffers, Restore, ShardWritten, Source, Tier, Unreadable,
+};
 use crate::time::Time;
 use std::collections::BTreeMap;
 
@@ -33,33 +35,20 @@ fn with_durable(mut own: Sources, all: &Sources) -> Sources {
 
 impl Job {
     /// A node says what its memory holds.
-    pub(super) fn holds(
-        &mut self,
-        now: Time,
-        node: &NodeId,
-        generation: Generation,
-        held: Vec<Holding>,
-        parity: Vec<Parity>,
-        out: &mut Output,
-    ) {
-        // A node that comes back when its job is over is in no world, and nothing is to be decided for it.
-        if generation == self.record.generation && self.record.world.slot(node).is_some() {
-            self.shards.set_held(node, held, parity);
+    pub(super) fn holds(&mut self, now: Time, node: &NodeId, holdings: Holdings, out: &mut Output) {
+        // A node that comes back when its job is over is in no world, and nothing is to be decided
+        // for it.
+        if self.record.world.slot(node).is_some() {
+            self.shards.set_held(node, holdings);
             self.decide(now, out);
         }
     }
 
-    /// A rank says what it could restore. Decides when all ranks have spoken; answers again when asked again.
-    pub(super) fn offers(
-        &mut self,
-        now: Time,
-        node: &NodeId,
-        generation: Generation,
-        rank: Rank,
-        offers: Offers,
-        out: &mut Output,
-    ) {
-        if generation != self.record.generation || rank.0 >= self.record.world.size() {
+    /// A rank says what it could restore. Decides when all ranks have spoken; answers again when
+    /// asked again.
+    pub(super) fn offers(&mut self, now: Time, node: &NodeId, offers: RankOffers, out: &mut Output) {
+        let RankOffers { rank, offers } = offers;
+        if rank.0 >= self.record.world.size() {
             return;
         }
         self.has_checkpoints();
@@ -73,7 +62,7 @@ impl Job {
             return;
         }
         self.shards.add_offer(rank, offers);
-        match self.record.restored_by(generation) {
+        match self.record.restored_by(self.record.generation) {
             Some(step) => self.decided_before(now, node, step, out),
             None => self.decide(now, out),
         }
@@ -87,8 +76,9 @@ impl Job {
         }
     }
 
-    /// An earlier life of the coordinator has decided and perhaps told some of the nodes: this one has not heard of it
-    /// and asks (again). The step stands; only its ranks' sources are looked up anew.
+    /// An earlier life of the coordinator has decided and perhaps told some of the nodes: this one
+    /// has not heard of it and asks (again). The step stands; only its ranks' sources are looked up
+    /// anew.
     fn decided_before(&mut self, now: Time, node: &NodeId, step: Step, out: &mut Output) {
         let Some((session, slot)) = self.nodes.get(node).and_then(|n| n.session).zip(self.record.world.slot(node))
         else {
@@ -98,21 +88,20 @@ impl Job {
         if !ranks.clone().all(|r| self.shards.offers(Rank(r)).is_some()) {
             return;
         }
-        let generation = self.record.generation;
         // Zero stands for a fresh start: no snapshot is taken of it.
         let wanted = (step.0 > 0).then_some(step);
         let mut sources = Vec::new();
         for rank in ranks.filter(|_| wanted.is_some()).map(Rank) {
             match self.sources(rank).remove(&step) {
                 Some(source) => sources.push(source),
-                None => return self.restore_failed(now, generation, (rank, step, Tier::Peer), out),
+                None => return self.restore_failed(now, rank, Unreadable { step, tier: Tier::Peer }, out),
             }
         }
         let persist = self.in_memory_only(wanted);
         let best = self.recovery.high_water();
         // A generation that was refused a fresh start is not in the record.
-        let order = Order::Restore { generation, step: wanted, sources, persist, best, found: false };
-        out.send(session, order);
+        let restore = Restore { step: wanted, sources, persist, best, found: false };
+        out.send(session, self.crew_order(CrewOrder::Restore(restore)));
     }
 
     fn decide(&mut self, now: Time, out: &mut Output) {
@@ -131,25 +120,29 @@ impl Job {
         let tiers = sources.iter().map(|s| s.tier).collect();
         self.shards.decide(Decision { step, sources });
         if step.is_none() && self.shards.any_found() {
-            // Starting fresh would bury the checkpoints. The ranks fail with an error that names the directory, and the
-            // next generation may see more of it.
+            // Starting fresh would bury the checkpoints. The ranks fail with an error that names
+            // the directory, and the next generation may see more of it.
             return self.changed(true);
         }
         self.record.add_restore(generation, step.unwrap_or(Step(0)));
-        // Told when it is written: a coordinator that is restarted in between must not decide otherwise.
+        self.record.durable = self.durable_up_to(step);
+        // Told when it is written: a coordinator that is restarted in between must not decide
+        // otherwise.
         self.changed(true);
         let nodes = u32::try_from(self.record.world.slots.len()).unwrap_or(u32::MAX);
         let lost = self.recovery.high_water().map_or(0, |high| high.0.saturating_sub(step.map_or(0, |s| s.0)));
         out.record(Fact::Restored { generation, step, tiers, steps_lost: lost, nodes });
     }
 
-    /// The newest step that all ranks can restore; but where all ranks hold the same, the newest one that each rank captured itself, as long as
-    /// nothing of that is lost.
+    /// The newest step that all ranks can restore; but where all ranks hold the same, the newest
+    /// one that each rank captured itself, as long as nothing of that is lost.
     ///
-    /// Where all ranks hold the same, a rank that died before it had sealed the newest step can go on from another's. But what is each rank's own
-    /// (its random numbers, the batches in hand) is in no other's. Steps computed again give the very results of a run without a failure; a
-    /// stand-in gives others. How far back that is depends on how often is captured, and on captures that were left out for lack of a slot:
-    /// rank 0 may have sealed step 152 while the capture before it was that of step 148.
+    /// Where all ranks hold the same, a rank that died before it had sealed the newest step can go
+    /// on from another's. But what is each rank's own (its random numbers, the batches in hand) is
+    /// in no other's. Steps computed again give the very results of a run without a failure; a
+    /// stand-in gives others. How far back that is depends on how often is captured, and on
+    /// captures that were left out for lack of a slot: rank 0 may have sealed step 152 while the
+    /// capture before it was that of step 148.
     fn commit_point(&self, ranks: &[Sources]) -> Option<(Step, Vec<Source>)> {
         let (step, sources) = commit_point(ranks)?;
         let stands_in = (0..).zip(&sources).any(|(r, s)| !self.is_own(Rank(r), step, s) && s.tier != Tier::Durable);
@@ -158,7 +151,8 @@ impl Job {
         }
         let own: Vec<Sources> = (0..).zip(ranks).map(|(r, s)| self.own_sources(Rank(r), s)).collect();
         if !self.shards.stayed() {
-            // What some rank captured is lost with its node, or ranks are others than before: only a step next to the newest is worth it.
+            // What some rank captured is lost with its node, or ranks are others than before: only
+            // a step next to the newest is worth it.
             return match commit_point(&own) {
                 Some((exact, sources)) if exact.0 + 1 >= step.0 && self.record.durable.is_none_or(|d| exact >= d) => {
                     Some((exact, sources))
@@ -174,7 +168,8 @@ impl Job {
         if self.is_first_capture(&own) { None } else { Some((step, sources)) }
     }
 
-    /// Some ranks had sealed the first capture of all and others had not: the exact way back is the beginning, where nobody left.
+    /// Some ranks had sealed the first capture of all and others had not: the exact way back is the
+    /// beginning, where nobody left.
     fn is_first_capture(&self, own: &[Sources]) -> bool {
         let before = self.record.restored.last();
         let from_scratch = before.is_some_and(|(g, step)| g.next() == self.record.generation && step.0 == 0);
@@ -201,7 +196,8 @@ impl Job {
         own.map(|(step, source)| (*step, source.clone())).collect()
     }
 
-    /// Everything that `rank` could restore, from the nearest place each (G2: local memory, peer memory, durable).
+    /// Everything that `rank` could restore, from the nearest place each (G2: local memory, peer
+    /// memory, durable).
     fn sources(&self, rank: Rank) -> Sources {
         let Some(offers) = self.shards.offers(rank) else { return Sources::new() };
         let mut found = Sources::new();
@@ -220,7 +216,8 @@ impl Job {
             let valid = offer.tier == Tier::Durable || self.record.is_of_this_past(offer.generation, offer.step);
             let nearest = found.get(&offer.step).map(|s| s.tier);
             if valid && nearest.is_none_or(|t| offer.tier < t) {
-                // Copies of what this very rank captured can heal what is damaged here, and so can its stripes.
+                // Copies of what this very rank captured can heal what is damaged here, and so can
+                // its stripes.
                 let (copies, rebuild) = found.remove(&offer.step).map_or((None, None), |s| (s.copies, s.rebuild));
                 let copies = copies.filter(|c| c.of.generation == offer.generation);
                 let rebuild = rebuild.filter(|r| r.of.generation == offer.generation);
@@ -228,13 +225,15 @@ impl Job {
             }
         }
         if let Some(wanted) = offers.wanted {
-            // Copies in memory are not the script's offers: it has to be told, or goes on from a step that it did not want.
+            // Copies in memory are not the script's offers: it has to be told, or goes on from a
+            // step that it did not want.
             found.retain(|step, _| *step == wanted);
         }
         found
     }
 
-    /// Shards in any node's memory that can stand for `rank`'s: its own, or any when all ranks hold the same.
+    /// Shards in any node's memory that can stand for `rank`'s: its own, or any when all ranks hold
+    /// the same.
     fn copies(&self, rank: Rank, shared: bool) -> Vec<(Holding, Copies)> {
         let size = self.record.world.size();
         let mut by_holding: BTreeMap<Holding, Vec<String>> = BTreeMap::new();
@@ -259,7 +258,28 @@ impl Job {
         best.into_values().collect()
     }
 
-    /// What was saved by memory alone this time goes to durable storage: the next failure may take more.
+    /// The newest durable step of the past that begins again from `step`: what was published later
+    /// is another branch's, and would pass for newer than all that comes until training has passed
+    /// it again.
+    fn durable_up_to(&self, step: Option<Step>) -> Option<Step> {
+        let (step, durable) = (step?, self.record.durable?);
+        if durable <= step {
+            return Some(durable);
+        }
+        let ranks: Vec<Sources> = (0..self.record.world.size()).map(|r| self.durable_offers(Rank(r), step)).collect();
+        commit_point(&ranks).map(|(step, _)| step)
+    }
+
+    /// What a rank has found on durable storage, up to a step.
+    fn durable_offers(&self, rank: Rank, step: Step) -> Sources {
+        let held = self.shards.offers(rank).map_or(&[][..], |offers| &offers.held);
+        let older = held.iter().filter(|o| o.tier == Tier::Durable && o.step <= step);
+        let readable = older.filter(|o| self.shards.is_readable(rank, o.step, o.tier));
+        readable.map(|o| (o.step, Source::of(Tier::Durable))).collect()
+    }
+
+    /// What was saved by memory alone this time goes to durable storage: the next failure may take
+    /// more.
     fn in_memory_only(&self, step: Option<Step>) -> bool {
         step.is_some_and(|s| self.record.durable.is_none_or(|d| s > d))
     }
@@ -278,15 +298,14 @@ impl Job {
             let first = slot.first_rank.0 as usize;
             let own = sources.get(first..first + slot.workers as usize).unwrap_or_default().to_vec();
             let persist = self.in_memory_only(*step);
-            let order = Order::Restore {
-                generation: self.record.generation,
+            let restore = Restore {
                 step: *step,
                 sources: own,
                 persist,
                 best: self.recovery.high_water(),
                 found: self.shards.any_found(),
             };
-            Some((id.clone(), session, order))
+            Some((id.clone(), session, self.crew_order(CrewOrder::Restore(restore))))
         };
         self.nodes.sessions().filter_map(order).collect()
     }
@@ -309,55 +328,37 @@ impl Job {
         go_on.then_some(without)
     }
 
-    /// A rank could not read what it was told to: the world forms anew and restores something else. What is
-    /// unreadable is not offered again, so this ends; it costs nothing of the restart budget.
-    pub(super) fn restore_failed(
-        &mut self,
-        now: Time,
-        generation: Generation,
-        unreadable: Unreadable,
-        out: &mut Output,
-    ) {
-        let current = generation == self.record.generation && self.phase.is_training();
-        if !current || !self.shards.mark_unreadable(unreadable) {
+    /// A rank could not read what it was told to: the world forms anew and restores something else.
+    /// What is unreadable is not offered again, so this ends; it costs nothing of the restart
+    /// budget.
+    pub(super) fn restore_failed(&mut self, now: Time, rank: Rank, unreadable: Unreadable, out: &mut Output) {
+        if !self.phase.is_training() || !self.shards.mark_unreadable(rank, unreadable) {
             return;
         }
-        let (rank, step, tier) = unreadable;
-        let fact = Fact::RestoreFailed { generation, rank, step, tier };
+        let Unreadable { step, tier } = unreadable;
+        let fact = Fact::RestoreFailed { generation: self.record.generation, rank, step, tier };
         out.record(fact);
         self.fence(now, out);
         self.phase = Phase::forming(now);
     }
 
-    /// A shard is on durable storage. When all ranks' shards of a step are, the leader publishes it.
-    pub(super) fn shard_written(
-        &mut self,
-        generation: Generation,
-        step: Step,
-        directory: String,
-        shard: ShardFile,
-        out: &mut Output,
-    ) {
-        if generation != self.record.generation {
-            return;
-        }
+    /// A shard is on durable storage. When all ranks' shards of a step are, the leader publishes
+    /// it.
+    pub(super) fn shard_written(&mut self, written: ShardWritten, out: &mut Output) {
         let size = self.record.world.size() as usize;
-        if let Some((directory, shards)) = self.shards.add_written(step, directory, shard, size)
+        if let Some(publish) = self.shards.add_written(written, size)
             && let Some(session) = self.leader()
         {
-            let order = Order::Publish { generation, step, directory, shards };
-            out.send(session, order);
+            out.send(session, self.crew_order(CrewOrder::Publish(publish)));
         }
     }
 
-    /// The leader made a checkpoint visible: everybody may reuse its slots. Returns true when the record changed.
-    pub(super) fn published(&mut self, generation: Generation, step: Step, out: &mut Output) -> bool {
-        if generation != self.record.generation {
-            return false;
-        }
+    /// The leader made a checkpoint visible: everybody may reuse its slots. Returns true when the
+    /// record changed.
+    pub(super) fn published(&mut self, step: Step, out: &mut Output) -> bool {
         self.shards.published(step);
         self.growth.forget_too_early();
-        self.to_all(&Order::Durable { generation, step }, out);
+        self.order_crew(CrewOrder::Durable(step), out);
         let newer = self.record.durable.is_none_or(|d| d < step);
         if newer {
             self.record.durable = Some(step);

@@ -9,31 +9,34 @@
 //! ```
 //!
 //! "Where another rank has ended" is after the same last step, with no backward pass more, and, if
-//! the script says how many steps there are (`ckpt.steps(N)`), after all of them. A rank that ends in
-//! the middle of the training makes the others fail in the next step, which they may not complete.
+//! the script says how many steps there are (`ckpt.steps(N)`), after all of them. A rank that ends
+//! in the middle of the training makes the others fail in the next step, which they may not
+//! complete. A rank whose interpreter is shutting down may still say with its exit code that it has
+//! failed, so a crash where it ended is held for ten seconds, or until its process has ended.
 //!
 //! Other ranks may be a moment behind: an abort is reported before the last lines of their scripts
 //! have run. So a crash that may have come after the last step is held for a second before
-//! anything is restarted. A job with checkpoints does not wait, because it goes back to its last
-//! step. Nor does a killed process, because its end has nothing to do with the script.
+//! anything is restarted. A job with checkpoints waits only if another rank has already ended;
+//! otherwise it simply returns to its last step. A killed process never causes a wait, because its
+//! end has nothing to do with the script.
 //!
-//! An end that only the exit code of a launched program shows, although the process that trained had
-//! vanished, is believed only while nothing fails. It says nothing about other ranks, and if one of
-//! them fails, the process that vanished is a cause of that.
+//! If a launched program exits with 0 but the process that trained had vanished, the rank counts as
+//! finished only as long as no other rank fails. This proves nothing about other ranks. If one of
+//! them fails, the process that vanished is treated as a possible cause.
 
 use super::command::Fact;
-use super::job::{Blame, Inquiry, Job, Phase};
+use super::job::{Blame, Inquiry, Job, Phase, Vanished};
 use super::output::Output;
 use super::wording::{describe, unconfirmed};
 use crate::exit_code::ExitCode;
-use crate::id::{Generation, NodeId, Rank, Step};
-use crate::message::{Cause, Ended, Extent, Failure, HowEnded, Outcome, Slot};
+use crate::id::{NodeId, Rank, Step};
+use crate::message::{Cause, Ended, Failure, HowEnded, Outcome, Slot};
 use crate::severity::{Scope, Table};
 use crate::time::Time;
 
 impl Job {
-    /// Handles a failure that is not one, or may turn out not to be. Returns true if nothing else
-    /// needs to be done about it now.
+    /// Handles a crash that is, or may turn out to be, part of a normal end. Returns true if
+    /// nothing else needs to be done about it now.
     pub(super) fn is_at_the_end(
         &mut self,
         now: Time,
@@ -42,15 +45,22 @@ impl Job {
         out: &mut Output,
     ) -> bool {
         let Some(failure) = failure.filter(|f| matches!(f.cause, Cause::Exited(_))) else { return false };
+        self.exit_code_counts(failure);
         if let Some(with) = self.ending.with(failure) {
             self.late_crash(now, node, failure, Some(with), out);
             return true;
         }
-        if !self.may_be_the_end(failure) {
+        if self.ending.perhaps_with(failure).is_none() && !self.may_be_the_end(failure) {
             return false;
         }
         self.ending.hold(now, node, failure);
         true
+    }
+
+    /// Withdraws the record that a rank's script was over if its process then exited with a code of
+    /// its own (`raise SystemExit(1)`). Returns whether there was one.
+    pub(super) fn exit_code_counts(&mut self, failure: &Failure) -> bool {
+        matches!(failure.cause, Cause::Exited(Outcome::Code(_))) && self.ending.withdraw(failure.rank)
     }
 
     /// Returns whether to wait and see if the other ranks end by themselves.
@@ -65,11 +75,8 @@ impl Job {
         own && others && without_way_back && together && !follows && may_be_last && !explained
     }
 
-    /// Records that a rank's script is over.
-    pub(super) fn ended(&mut self, now: Time, node: &NodeId, generation: Generation, ended: &Ended, out: &mut Output) {
-        if generation != self.record.generation {
-            return;
-        }
+    /// Records that the script of a rank of the current generation is over.
+    pub(super) fn ended(&mut self, now: Time, node: &NodeId, ended: &Ended, out: &mut Output) {
         if !self.phase.is_training() {
             return self.had_ended(node, ended, out);
         }
@@ -95,8 +102,8 @@ impl Job {
         process
     }
 
-    /// Reports an end that only the launched program's exit code shows, once: the job keeps that exit
-    /// code, because the process that trained may have been at its end.
+    /// Reports an end that only the launched program's exit code shows, once: the job keeps that
+    /// exit code, because the process that trained may have been at its end.
     fn unconfirmed(&mut self, node: &NodeId, ended: &Ended, pid: u32, out: &mut Output) {
         if !self.ending.is_news(ended.rank) {
             return;
@@ -109,7 +116,8 @@ impl Job {
     }
 
     /// Returns the failure that an end without confirmation is, now that another rank has failed.
-    pub(super) fn vanished(&self, (rank, pid, extent): (Rank, u32, Extent)) -> Option<(NodeId, Failure)> {
+    pub(super) fn vanished(&self, of: Vanished) -> Option<(NodeId, Failure)> {
+        let Vanished { rank, pid, extent } = of;
         let slot = self.record.world.slot_of(rank)?;
         let cause = Cause::TrainerVanished { pid };
         let verdict = Table::built_in().judge(&cause, "");
@@ -140,7 +148,7 @@ impl Job {
     /// for which a restart was ordered: there is nothing to restart for.
     fn had_ended(&mut self, node: &NodeId, ended: &Ended, out: &mut Output) {
         if let HowEnded::Unconfirmed { pid } = ended.how {
-            if let Some((node, failure)) = self.vanished((ended.rank, pid, ended.extent())) {
+            if let Some((node, failure)) = self.vanished(Vanished { rank: ended.rank, pid, extent: ended.extent() }) {
                 self.testify(&node, self.record.generation, Some(failure), out);
             }
             return;
@@ -149,21 +157,21 @@ impl Job {
         let Some(failure) = consequence.filter(|_| !matches!(ended.how, HowEnded::Crashed(_))) else { return };
         self.script_over(node, ended, out);
         self.finish_late();
-        let unfinished = self.unfinished(Some(&failure)).filter(|_| self.ending.with(&failure).is_none());
+        let unfinished = self.unfinished(Some(&failure)).filter(|_| self.ending.perhaps_with(&failure).is_none());
         if let Some((code, why)) = unfinished.filter(|_| !self.evidence.is_giving_up()) {
             self.evidence.give_up(code, why);
         }
     }
 
-    /// Ends the job, for which a restart was ordered, if the failures since were only those of ranks
-    /// that had done what the others had when they ended by themselves.
+    /// Ends the job, for which a restart was ordered, if the failures since were only those of
+    /// ranks that had done what the others had when they ended by themselves.
     pub(super) fn finish_late(&mut self) {
         let Some(inquiry) = self.evidence.inquiry().filter(|_| !self.phase.is_training()) else { return };
         let consequence = self.evidence.blame().is_some_and(|b| b.is_consequence());
         let Some((with, _)) = self.ending.any_beside(None) else { return };
         if consequence && !self.evidence.is_giving_up() && self.all_had_ended(inquiry) {
             let why = format!(
-                "this was after the last step of rank {with}, which ended by itself: the training counts as finished and is not done again"
+                "this happened after the last step of rank {with}, which had already finished: the training counts as finished and is not repeated"
             );
             self.evidence.give_up(ExitCode::Done.number(), why);
         }
@@ -171,14 +179,14 @@ impl Job {
 
     /// Returns whether each rank's script is over, or failed where that of another one was over.
     fn all_had_ended(&self, inquiry: &Inquiry) -> bool {
-        let failed = |rank| inquiry.failures().any(|f| f.rank == rank && self.ending.with(f).is_some());
+        let failed = |rank| inquiry.failures().any(|f| f.rank == rank && self.ending.perhaps_with(f).is_some());
         let mut ranks = self.record.world.slots.iter().flat_map(Slot::ranks).map(Rank);
         ranks.all(|rank| self.ending.has(rank) || failed(rank))
     }
 
     /// Settles held crashes that turn out to have come after the last step.
     fn settle_held(&mut self, now: Time, out: &mut Output) {
-        while let Some((node, failure, with)) = self.ending.take_settled() {
+        while let Some((node, failure, with)) = self.ending.take_settled(now) {
             self.late_crash(now, &node, &failure, Some(with), out);
         }
     }
@@ -192,20 +200,21 @@ impl Job {
         let what = describe(node, Some(failure));
         let why = match (with, failure.step) {
             (Some(with), Some(step)) => {
-                format!("after step {step}, the last one of rank {with}, which ended by itself")
+                format!("after step {step}, the last step of rank {with}, which had already finished")
             }
             _ => "while its interpreter was shutting down, after the end of the script".into(),
         };
         let fact =
             Fact::LateCrash { generation: self.record.generation, node: node.clone(), failure: failure.clone(), with };
         out.record(fact);
-        self.warn(node, format!("warning: {what}, {why}: the training counts as finished and is not done again"), out);
+        self.warn(node, format!("warning: {what}, {why}: the training counts as finished and is not repeated"), out);
         self.ending.add_note(format!("{what}, after the end"));
         self.settle_held(now, out);
         self.finish();
     }
 
-    /// Handles the loss of a node in training: a failure, unless the scripts of all its ranks were over.
+    /// Handles the loss of a node in training: a failure, unless the scripts of all its ranks were
+    /// over.
     pub(super) fn member_lost(&mut self, now: Time, id: &NodeId, out: &mut Output) {
         let Some(ended) = self.record.world.slot(id).and_then(|slot| self.ending.all_ended(slot)) else {
             return self.fail(now, id, None, out);
@@ -235,8 +244,8 @@ impl Job {
         Phase::Over { code: ExitCode::Done.number(), why: format!("all workers finished{}", self.ending.notes()) }
     }
 
-    /// Returns whether the scripts of all ranks are over with nothing left to do, although some of their
-    /// processes may not have ended.
+    /// Returns whether the scripts of all ranks are over with nothing left to do, although some of
+    /// their processes may not have ended.
     pub(super) fn scripts_are_over(&self) -> bool {
         let slots = &self.record.world.slots;
         !slots.is_empty() && slots.iter().all(|slot| self.ending.all_ended(slot).is_some())
@@ -247,6 +256,7 @@ impl Job {
         if !self.phase.is_training() {
             self.ending.release();
         } else if self.ending.until().is_some_and(|until| now >= until) {
+            self.settle_held(now, out);
             self.release(now, out);
         }
     }
@@ -270,14 +280,14 @@ impl Job {
         (!self.record.restarts_are_counted()).then(|| {
             let crashed = failure.map(Failure::extent).unwrap_or_default();
             let how = match (end.step, end.missing(crashed.total)) {
-                (Some(step), Some(total)) => format!("rank {with} ended by itself at step {step} of {total}"),
+                (Some(step), Some(total)) => format!("rank {with} finished at step {step} of {total}"),
                 (Some(step), None) if crashed.step == end.step && crashed.passes > end.passes => {
-                    format!("rank {with} ended by itself after step {step}, and this one had begun the next step")
+                    format!("rank {with} finished after step {step}, but this rank had already begun the next step")
                 }
-                _ => format!("rank {with} had ended by itself and this one was not known to have done the same steps"),
+                _ => format!("rank {with} had finished, but this rank may not have completed the same steps"),
             };
             let why = format!(
-                "{how}: the training is not finished, and a restart would do again what rank {with} has done (to restart anyway, give --max-restarts N)"
+                "{how}: the training is not finished, and a restart would repeat the work of rank {with} (to restart anyway, give --max-restarts N)"
             );
             (ExitCode::Failed.number(), why)
         })
@@ -291,8 +301,8 @@ impl Job {
         let exception = matches!(failure.cause, Cause::Exited(Outcome::Code(_)));
         let own = matches!(failure.verdict.scope, Scope::User | Scope::Unknown | Scope::Storage);
         (exception && own && !failure.verdict.follows && !counted && !self.record.checkpointed).then(|| {
-            let why = "the script ended with an error of its own and no rank has used an everstep.CheckpointManager, so a \
-                       restart would begin at its first step again (to restart anyway, give --max-restarts N)";
+            let why = "the script raised an error and no rank has used an everstep.CheckpointManager, so a restart would begin at \
+                       the first step (to restart anyway, give --max-restarts N)";
             (ExitCode::Failed.number(), why.into())
         })
     }

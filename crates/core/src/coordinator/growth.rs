@@ -8,8 +8,8 @@
 use super::command::Fact;
 use super::job::{Job, Node, Phase};
 use super::output::Output;
-use crate::id::{Generation, NodeId, Step};
-use crate::message::Order;
+use crate::id::{NodeId, Step};
+use crate::message::{CrewOrder, Order};
 use crate::time::Time;
 
 impl Job {
@@ -90,16 +90,13 @@ impl Job {
         }
         if let Some(session) = self.leader() {
             self.growth.start(now);
-            let order = Order::ProposeStep { generation: self.record.generation };
+            let order = self.crew_order(CrewOrder::ProposeStep);
             out.send(session, order);
         }
     }
 
     /// Records the step that the leader named, and tells all ranks to hold there.
-    pub(super) fn step_proposed(&mut self, now: Time, generation: Generation, step: Option<Step>, out: &mut Output) {
-        if generation != self.record.generation {
-            return;
-        }
+    pub(super) fn step_proposed(&mut self, now: Time, step: Option<Step>, out: &mut Output) {
         match step {
             // The duration of a step is not known yet.
             None => self.growth.postpone(now, self.record.spec.ladder().last_call),
@@ -109,7 +106,7 @@ impl Job {
     }
 
     fn hold(&self, step: Option<Step>, out: &mut Output) {
-        self.to_all(&Order::HoldAt { generation: self.record.generation, step }, out);
+        self.order_crew(CrewOrder::HoldAt(step), out);
     }
 
     fn give_up_growth(&mut self, now: Time, out: &mut Output) {

@@ -6,8 +6,8 @@ use super::output::Output;
 use super::wording::describe;
 use crate::digests::Odd;
 use crate::exit_code::ExitCode;
-use crate::id::{Generation, NodeId, Rank, Step};
-use crate::message::{Cause, Failure, Order, Outcome};
+use crate::id::{NodeId, Rank, Step};
+use crate::message::{Cause, CrewOrder, Failure, FirstStep, Order, Outcome};
 use crate::severity::Scope;
 use crate::slow::Change;
 use crate::time::Time;
@@ -37,7 +37,8 @@ impl Job {
         }
     }
 
-    /// Handles what is certainly a failure, behind a process that vanished before it, if there is one.
+    /// Handles what is certainly a failure, behind a process that vanished before it, if there is
+    /// one.
     pub(super) fn fail_from(&mut self, now: Time, node: &NodeId, failure: Option<Failure>, out: &mut Output) {
         let Some((first, vanished)) = self.ending.vanished().and_then(|v| self.vanished(v)) else {
             return self.fail_now(now, node, failure, out);
@@ -119,7 +120,8 @@ impl Job {
     }
 
     /// Records the first new step of a generation, which continues `from` a step if that is known.
-    pub(super) fn first_step(&mut self, generation: Generation, step: Step, from: Option<Step>, out: &mut Output) {
+    pub(super) fn first_step(&mut self, first: FirstStep, out: &mut Output) {
+        let (generation, FirstStep { step, from }) = (self.record.generation, first);
         let incident = self.recovery.first_step(generation, step, from);
         self.restarts.worked();
         let fact = Fact::FirstStep { generation, step, incident, from, had: self.recovery.highest() };
@@ -127,8 +129,9 @@ impl Job {
     }
 
     /// Records the step that the ranks continue from, if [`Job::first_step`] did not have it.
-    pub(super) fn began(&mut self, generation: Generation, step: Step, from: Step, out: &mut Output) {
-        if generation == self.record.generation && self.recovery.began(generation, step, from) {
+    pub(super) fn began(&mut self, step: Step, from: Step, out: &mut Output) {
+        let generation = self.record.generation;
+        if self.recovery.began(generation, step, from) {
             let fact = Fact::Began { generation, step, from, had: self.recovery.highest() };
             out.record(fact);
         }
@@ -194,13 +197,13 @@ impl Job {
     }
 
     fn fence_all(&mut self, now: Time, stacks: bool, out: &mut Output) {
-        let order = Order::Fence { generation: self.record.generation, stacks };
+        let order = self.crew_order(CrewOrder::Fence { stacks });
         out.send_each(self.nodes.fence(now, None), &order);
     }
 
     /// Tells one node to end the workers of the current generation.
     pub(super) fn fence_node(&mut self, id: &NodeId, now: Time, out: &mut Output) {
-        let order = Order::Fence { generation: self.record.generation, stacks: false };
+        let order = self.crew_order(CrewOrder::Fence { stacks: false });
         out.send_each(self.nodes.fence(now, Some(id)), &order);
     }
 }

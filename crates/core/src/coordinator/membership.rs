@@ -6,7 +6,7 @@ use super::job::{Job, Node, Phase};
 use super::output::Output;
 use crate::exit_code::ExitCode;
 use crate::id::{Epoch, Generation, NodeId, Session};
-use crate::message::{Hello, Order, Running};
+use crate::message::{CrewOrder, ExitReason, Hello, Order, Running};
 use crate::time::Time;
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ impl Job {
                     "node id {id} is already in use in job {} by an agent on {}; give each node its own --node-rank",
                     self.record.spec.job, known.hello.host
                 );
-                return out.send(session, Order::Refused { why, code: ExitCode::Refused.number() });
+                return out.send(session, Order::Refused(ExitReason { code: ExitCode::Refused.number(), why }));
             }
             if !same_life {
                 self.remove(now, &id, out);
@@ -30,8 +30,7 @@ impl Job {
         let known = self.nodes.get(&id).is_some_and(|n| n.hello.incarnation == hello.incarnation);
         if let Some(stop) = hello.stop.filter(|_| !known && !self.record.is_member(&id, hello.incarnation)) {
             // It was stopped in an earlier run of this job.
-            let (code, why) = stop.end();
-            return out.send(session, Order::End { code, why });
+            return out.send(session, Order::End(stop.end()));
         }
         out.send(session, Order::Welcome { epoch });
         self.came_back(now, &hello, out);
@@ -44,10 +43,9 @@ impl Job {
         self.attach(now, session, hello);
         self.believe(now, &id, running.as_ref(), out);
         if let Some(stop) = stop {
-            if let Some(Running { generation, ended, .. }) = &running {
-                for of in ended {
-                    self.ended(now, &id, *generation, of, out);
-                }
+            let current = running.as_ref().filter(|r| r.generation == self.record.generation);
+            for ended in current.iter().flat_map(|r| &r.ended) {
+                self.ended(now, &id, ended, out);
             }
             self.stop(now, stop, out);
         }
@@ -64,11 +62,11 @@ impl Job {
                 self.stand_by(out);
             }
             Phase::Training { .. } | Phase::Stopping { .. } => {
-                out.send(session, Order::Fence { generation: self.record.generation, stacks: false });
+                out.send(session, self.crew_order(CrewOrder::Fence { stacks: false }));
             }
             // The end that its stop has just brought about is sent to all once it is written.
             Phase::Over { .. } if !over => {}
-            Phase::Over { code, why } => out.send(session, Order::End { code: *code, why: why.clone() }),
+            Phase::Over { code, why } => out.send(session, Order::End(ExitReason { code: *code, why: why.clone() })),
         }
     }
 
@@ -162,7 +160,7 @@ impl Job {
                 finished.insert(id.clone());
             }
             for ended in &running.ended {
-                self.ended(now, id, generation, ended, out);
+                self.ended(now, id, ended, out);
             }
             self.finish();
             for failure in running.failures {

@@ -36,7 +36,7 @@ mod unlike;
 pub mod wording;
 
 use crate::id::{Epoch, JobId, NodeId, PersistId, Session};
-use crate::message::{Hello, Order, Report, Stop};
+use crate::message::{ExitReason, Hello, Order, Report, Stop};
 use crate::progress::ProgressWatch;
 use crate::time::Time;
 use command::{Command, Fact, Reason};
@@ -222,7 +222,7 @@ impl Coordinator {
     }
 
     fn refuse(&mut self, session: Session, why: String, code: i32) {
-        self.out.push_back(Command::Send { session, order: Order::Refused { why, code }, after: None });
+        self.out.push_back(Command::Send { session, order: Order::Refused(ExitReason { code, why }), after: None });
     }
 
     fn lost(&mut self, now: Time, session: Session) {

@@ -13,7 +13,7 @@ use super::job::{Checking, Job, Phase};
 use super::output::Output;
 use crate::exit_code::ExitCode;
 use crate::id::{Incarnation, NodeId};
-use crate::message::{Cause, Checked, Failure, HangEvidence, Order, Partner};
+use crate::message::{Cause, Check, Checked, Failure, HangEvidence, Order, Partner};
 use crate::node_check::Task;
 use crate::severity::{Table, Verdict};
 use crate::spec::CheckWhen;
@@ -97,7 +97,7 @@ impl Job {
         };
         let partners = task.peers.iter().filter_map(partner).collect();
         let (check, round) = (checking.began(), checking.round());
-        let order = Order::Check { check, round, measure: task.measure, partners };
+        let order = Order::Check(Check { check, round, measure: task.measure, partners });
         if let Some(session) = self.nodes.session(&checking.id(task.node)) {
             out.send(session, order);
         }

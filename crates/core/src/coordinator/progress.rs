@@ -1,5 +1,5 @@
-//! What follows from the ranks' progress: slow ranks are announced, the ledger learns how far the job
-//! is, and an incident is over when all ranks are where they were before it.
+//! What follows from the ranks' progress: slow ranks are announced, the ledger learns how far the
+//! job is, and an incident is over when all ranks are where they were before it.
 
 use super::Coordinator;
 use super::command::Fact;

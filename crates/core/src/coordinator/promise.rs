@@ -8,7 +8,7 @@ use super::job::{Job, Phase};
 use super::output::Output;
 use super::{Coordinator, job_key};
 use crate::id::{JobId, NodeId, PersistId, Session};
-use crate::message::Order;
+use crate::message::{CrewOrder, ExitReason, Order, Start};
 use crate::time::Time;
 use std::time::Duration;
 
@@ -60,6 +60,16 @@ impl Job {
         out.send_each(self.nodes.sessions().map(|(_, session)| session), order);
     }
 
+    /// Sends an order about the workers of the current generation to every attached node.
+    pub(super) fn order_crew(&self, order: CrewOrder, out: &mut Output) {
+        self.to_all(&self.crew_order(order), out);
+    }
+
+    /// Returns an order about the workers of the current generation.
+    pub(super) fn crew_order(&self, order: CrewOrder) -> Order {
+        Order::Crew(self.record.generation, order)
+    }
+
     /// Marks the record as changed; `announce` means that a promise depends on it.
     pub(super) fn changed(&mut self, announce: bool) {
         self.write.changed(announce);
@@ -72,7 +82,7 @@ impl Job {
         if !self.write.has_failed_for(now, STORE_PATIENCE) {
             return;
         }
-        let end = Order::End { code: *code, why: why.clone() };
+        let end = Order::End(ExitReason { code: *code, why: why.clone() });
         if self.write.waive() {
             let what = format!(
                 "the store could not be written for {} s, and the job ends without it: its next start finds older records of this run; its checkpoints are not affected",
@@ -88,12 +98,9 @@ impl Job {
 
     /// Returns the order that starts the current generation on `node`, if it takes part.
     pub(crate) fn start_order(&self, node: &NodeId, size: u32) -> Option<Order> {
-        Some(Order::Start {
-            generation: self.record.generation,
-            place: self.record.world.place(node, size)?,
-            restarts: self.record.restarts,
-            max_restarts: self.record.max_restarts(),
-        })
+        let place = self.record.world.place(node, size)?;
+        let (restarts, max_restarts) = (self.record.restarts, self.record.max_restarts());
+        Some(self.crew_order(CrewOrder::Start(Start { place, restarts, max_restarts })))
     }
 
     fn announcements(&self) -> Vec<(Session, Order)> {
@@ -107,9 +114,11 @@ impl Job {
                 let members = |(id, s): (&NodeId, Session)| Some((s, self.start_order(id, size)?));
                 self.nodes.sessions().filter_map(members).collect()
             }
-            Phase::Over { code, why } => {
-                self.nodes.sessions().map(|(_, s)| (s, Order::End { code: *code, why: why.clone() })).collect()
-            }
+            Phase::Over { code, why } => self
+                .nodes
+                .sessions()
+                .map(|(_, s)| (s, Order::End(ExitReason { code: *code, why: why.clone() })))
+                .collect(),
             Phase::Forming { .. } | Phase::Stopping { .. } => Vec::new(),
         }
     }

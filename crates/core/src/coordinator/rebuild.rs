@@ -6,8 +6,9 @@ use crate::message::{Holding, Parity, Rebuild, StripeLeft};
 use std::collections::BTreeSet;
 
 impl Job {
-    /// Every step at which `rank`'s shard can be computed from others in memory: of each stripe that it brings a part to, as
-    /// many shards are left as it has members. The rank's own shard does not count, whether it is there or not.
+    /// Every step at which `rank`'s shard can be computed from others in memory: of each stripe
+    /// that it brings a part to, as many shards are left as it has members. The rank's own shard
+    /// does not count, whether it is there or not.
     pub(super) fn rebuilds(&self, rank: Rank) -> Vec<Rebuild> {
         let size = self.record.world.size();
         let all: Vec<(String, &Parity)> = self
@@ -19,11 +20,12 @@ impl Job {
             .collect();
         let of_rank = all.iter().filter(|(_, p)| p.members.contains(&Some(rank)));
         let steps: BTreeSet<(Generation, Step)> = of_rank.map(|(_, p)| (p.generation, p.step)).collect();
-        steps.into_iter().filter_map(|(generation, step)| self.rebuild(rank, (generation, step), &all)).collect()
+        steps.into_iter().filter_map(|(generation, step)| self.rebuild(rank, generation, step, &all)).collect()
     }
 
-    fn rebuild(&self, rank: Rank, of: (Generation, Step), all: &[(String, &Parity)]) -> Option<Rebuild> {
-        let at: Vec<&(String, &Parity)> = all.iter().filter(|(_, p)| (p.generation, p.step) == of).collect();
+    fn rebuild(&self, rank: Rank, generation: Generation, step: Step, all: &[(String, &Parity)]) -> Option<Rebuild> {
+        let at: Vec<&(String, &Parity)> =
+            all.iter().filter(|(_, p)| (p.generation, p.step) == (generation, step)).collect();
         let parts = at.iter().find(|(_, p)| p.members.contains(&Some(rank)))?.1.members.len();
         let stripes = (0..parts).map(|part| {
             let (_, known) =
@@ -32,7 +34,8 @@ impl Job {
             for (address, p) in at.iter().filter(|(_, p)| p.stripe == known.stripe && p.members == known.members) {
                 parity.get_mut(p.number as usize)?.get_or_insert(address.clone());
             }
-            let holder = |member: &Option<Rank>| member.filter(|m| *m != rank).and_then(|m| self.holder(m, of));
+            let holder =
+                |member: &Option<Rank>| member.filter(|m| *m != rank).and_then(|m| self.holder(m, generation, step));
             let data: Vec<Option<String>> = known.members.iter().map(holder).collect();
             let zeros = known.members.iter().filter(|m| m.is_none()).count();
             let left = zeros + data.iter().flatten().count() + parity.iter().flatten().count();
@@ -41,11 +44,11 @@ impl Job {
         });
         let stripes: Vec<StripeLeft> = stripes.collect::<Option<_>>()?;
         let world_size = self.record.world.size();
-        Some(Rebuild { of: Holding { step: of.1, generation: of.0, rank, world_size, shared: false }, stripes })
+        Some(Rebuild { of: Holding { step, generation, rank, world_size, shared: false }, stripes })
     }
 
     /// A node that holds this very shard.
-    fn holder(&self, rank: Rank, (generation, step): (Generation, Step)) -> Option<String> {
+    fn holder(&self, rank: Rank, generation: Generation, step: Step) -> Option<String> {
         let world_size = self.record.world.size();
         let is = |h: &Holding| (h.rank, h.world_size, h.generation, h.step) == (rank, world_size, generation, step);
         let mut nodes = self.shards.held().filter(|(_, held)| held.iter().any(is));

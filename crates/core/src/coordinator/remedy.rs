@@ -71,7 +71,7 @@ impl Job {
             return;
         }
         for _ in 0..missing {
-            let why = format!("{usable} of {wanted} nodes are there");
+            let why = format!("{usable} of {wanted} nodes have joined");
             self.request(now, Remedy::Add { why }, out);
         }
     }

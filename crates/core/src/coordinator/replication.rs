@@ -1,58 +1,50 @@
-//! Which step is replicated next, and when it is held by all (Gemini §3.2: two complete versions stay until a newer one is
-//! complete everywhere).
+//! Which step is replicated next, and when it is held by all (Gemini §3.2: two complete versions
+//! stay until a newer one is complete everywhere).
 //!
-//! One step at a time: the coordinator names it, every node replicates it and says so, and when all have, it is
-//! committed and the next one is named: the newest that any node has sealed, or, where steps are so short that it may be
-//! overwritten by then, the one after it. So all nodes replicate the same steps, a slow network lowers the frequency
-//! instead of slowing training down (G11), and nothing is overwritten before what replaces it is complete everywhere.
-//! Where a code takes the place of full copies (X6), a node's part is to compute the parity of others' shards; all else is
-//! the same. Each naming is a round: what comes from an earlier one is not counted, because nodes may have let go of it.
+//! One step at a time: the coordinator names it, every node replicates it and says so, and when all
+//! have, it is committed and the next one is named: the newest that any node has sealed, or, where
+//! steps are so short that it may be overwritten by then, the one after it. So all nodes replicate
+//! the same steps, a slow network lowers the frequency instead of slowing training down (G11), and
+//! nothing is overwritten before what replaces it is complete everywhere. Where a code takes the
+//! place of full copies (X6), a node's part is to compute the parity of others' shards; all else is
+//! the same. Each naming is a round: what comes from an earlier one is not counted, because nodes
+//! may have let go of it.
 
 use super::command::Fact;
-use super::job::{Job, Round};
+use super::job::{Job, RoundState};
 use super::output::Output;
-use crate::id::{Generation, NodeId, Rank, Step};
-use crate::message::{Keeper, Member, Order, Redundancy, Replicated, Replication, Slot, Stripe};
+use crate::id::{NodeId, Rank};
+use crate::message::{CrewOrder, Keeper, Member, Redundancy, Replicated, Replication, Sealed, Slot, Stripe};
 use crate::placement::{code_groups, place, stripe};
 use crate::time::Time;
 
 impl Job {
     /// A node takes part, or cannot replicate the step that was named.
-    pub(super) fn sealed(
-        &mut self,
-        node: &NodeId,
-        generation: Generation,
-        step: Step,
-        wish: Redundancy,
-        instead: Option<u64>,
-        out: &mut Output,
-    ) {
-        if generation != self.record.generation || self.record.world.slot(node).is_none() {
+    pub(super) fn sealed(&mut self, node: &NodeId, sealed: Sealed, out: &mut Output) {
+        if self.record.world.slot(node).is_none() {
             return;
         }
         self.has_checkpoints();
         let nodes = self.record.world.slots.len();
-        if self.replicas.sealed(node, step, wish, instead, nodes) {
+        if self.replicas.sealed(node, sealed, nodes) {
             self.begin_replication(out);
         }
     }
 
     /// Names a step and tells everybody with whom to replicate it.
     fn begin_replication(&mut self, out: &mut Output) {
-        let next = self.replicas.name_next(self.growth.step());
+        let round = self.replicas.name_next(self.growth.step());
         let wish = self.replicas.wish();
         let plans = if wish.data > 0 && !wish.shared { self.code(wish) } else { self.placement(wish) };
-        let (generation, round) = (self.record.generation, self.replicas.round());
         for (node, plan) in plans {
             if let Some(session) = self.nodes.session(&node) {
-                let order = Order::Replicate { generation, plan, next, round };
-                out.send(session, order);
+                out.send(session, self.crew_order(CrewOrder::Replicate { plan, round }));
             }
         }
     }
 
-    /// Who sends to whom. Ranks that hold the same are copies of each other: nothing is sent between them while
-    /// there are enough nodes.
+    /// Who sends to whom. Ranks that hold the same are copies of each other: nothing is sent
+    /// between them while there are enough nodes.
     fn placement(&self, wish: Redundancy) -> Vec<(NodeId, Replication)> {
         let slots = &self.record.world.slots;
         let replicas = wish.replicas as usize;
@@ -81,8 +73,8 @@ impl Job {
         self.record.world.slots.iter().map(|s| domain(&s.node)).collect()
     }
 
-    /// Which stripes each node computes, and whose parity shards it keeps: one stripe for each of its ranks, or of those
-    /// of the node of its group that has the most.
+    /// Which stripes each node computes, and whose parity shards it keeps: one stripe for each of
+    /// its ranks, or of those of the node of its group that has the most.
     fn code(&self, wish: Redundancy) -> Vec<(NodeId, Replication)> {
         let slots = &self.record.world.slots;
         let most = slots.iter().map(|s| s.workers).max().unwrap_or(0);
@@ -120,25 +112,26 @@ impl Job {
         plans
     }
 
-    /// A node has its shards of a step where they belong. When all have, the step is committed.
+    /// A node has its shards of a step where they belong. When all have, the step is committed,
+    /// unless the job is over: agents that have already ended would not know of the step, and what
+    /// is left in memory must be the same step everywhere.
     pub(super) fn replicated(&mut self, now: Time, node: &NodeId, replicated: Replicated, out: &mut Output) {
-        let Replicated { generation, step, .. } = replicated;
-        let current = generation == self.record.generation && self.record.world.slot(node).is_some();
-        if !current || self.replicas.is_committed(step) {
+        let (generation, step) = (self.record.generation, replicated.step);
+        if self.record.world.slot(node).is_none() || self.phase.is_over() || self.replicas.is_committed(step) {
             return;
         }
         let nodes = self.record.world.slots.len();
         let first = match self.replicas.replicated(node, replicated, nodes) {
-            Round::Open => return,
-            Round::Mixed => return self.begin_replication(out),
-            Round::Complete { first } => first,
+            RoundState::Open => return,
+            RoundState::Mixed => return self.begin_replication(out),
+            RoundState::Complete { first } => first,
         };
         // Ranks that hold the same must hold the same bits (X5).
         if let Some(found) = self.replicas.compare(self.record.world.size() as usize) {
             self.diverged(step, found, out);
         }
-        let next = self.replicas.name_next(self.growth.step());
-        let order = Order::Committed { generation, step, next, round: self.replicas.round() };
+        let round = self.replicas.name_next(self.growth.step());
+        let order = self.crew_order(CrewOrder::Committed { step, round });
         let members = self.nodes.sessions().filter(|(id, _)| self.record.world.slot(id).is_some());
         out.send_each(members.map(|(_, session)| session), &order);
         if first {

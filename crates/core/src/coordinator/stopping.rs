@@ -1,10 +1,11 @@
-//! A job that is asked to stop: its workers get the signal and may finish what they do, for a while.
+//! A job that is asked to stop: its workers get the signal and may finish what they do, for a
+//! while.
 
 use super::command::Reason;
 use super::job::{Job, Phase};
 use super::output::Output;
 use crate::id::{NodeId, Session};
-use crate::message::{Order, Running, Stop};
+use crate::message::{CrewOrder, Running, Stop};
 use crate::time::Time;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -19,13 +20,21 @@ impl Job {
     pub(super) fn stop(&mut self, now: Time, stop: Stop, out: &mut Output) {
         match self.phase {
             Phase::Training { .. } => {
-                self.to_all(&Order::Signal { generation: self.record.generation, stop }, out);
+                self.order_crew(CrewOrder::Signal(stop), out);
                 let grace = self.nodes.iter().map(|(_, n)| n.hello.shutdown_grace_ms).max().unwrap_or(0);
                 let deadline = now.after(PATIENCE.max(Duration::from_millis(grace).saturating_add(MARGIN)));
                 self.reason = Reason::Stopping;
                 self.phase = Phase::Stopping { done: BTreeSet::new(), deadline, stop };
             }
-            Phase::Forming { .. } => self.phase = Phase::stopped_by(stop),
+            Phase::Forming { .. } => {
+                if self.evidence.is_giving_up() {
+                    // How the job ends is decided, and only the first cause is still waited for.
+                    self.conclude(now, out);
+                }
+                if !self.phase.is_over() {
+                    self.phase = Phase::stopped_by(stop);
+                }
+            }
             Phase::Stopping { .. } | Phase::Over { .. } => {}
         }
     }
@@ -46,16 +55,17 @@ impl Job {
         }
         match running {
             Some(running) if running.generation == generation && !running.finished => {
-                out.send(session, Order::Signal { generation, stop });
+                out.send(session, self.crew_order(CrewOrder::Signal(stop)));
             }
             Some(running) if running.generation != generation => {
-                out.send(session, Order::Fence { generation, stacks: false });
+                out.send(session, self.crew_order(CrewOrder::Fence { stacks: false }));
             }
             _ => self.stopping_done(node),
         }
     }
 
-    /// Returns the end of a job that was asked to stop. If the scripts of all ranks had ended before, it is done.
+    /// Returns the end of a job that was asked to stop. If the scripts of all ranks had ended
+    /// before, it is done.
     pub(super) fn stopped(&self, stop: Stop) -> Phase {
         if self.scripts_are_over() { self.finished_well() } else { Phase::stopped_by(stop) }
     }
@@ -63,8 +73,9 @@ impl Job {
     pub(super) fn stopping_done(&mut self, node: &NodeId) {
         let Phase::Stopping { done, stop, .. } = &mut self.phase else { return };
         done.insert(node.clone());
-        // Ranks that wait for the step to restore have done nothing yet, and a node that has stopped offers none.
-        // The record has the decision even if an earlier life of the coordinator made it.
+        // Ranks that wait for the step to restore have done nothing yet, and a node that has
+        // stopped offers none. The record has the decision even if an earlier life of the
+        // coordinator made it.
         let in_vain = self.record.restored_by(self.record.generation).is_none() && self.shards.has_offers();
         if in_vain || self.record.world.slots.iter().all(|s| done.contains(&s.node)) {
             let stop = *stop;

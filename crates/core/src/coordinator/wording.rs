@@ -32,16 +32,19 @@ impl Reason {
             Reason::LastCall { have, want } => {
                 format!("{have} of at most {want} nodes joined; waiting briefly for more")
             }
-            Reason::Fencing { waiting } => format!("waiting until {} ended the old workers", nodes(waiting)),
+            Reason::Fencing { waiting } => format!("waiting for {} to end the old workers", nodes(waiting)),
             Reason::OldWorldUnreachable => {
-                "no node of the old world can confirm that its workers ended; waiting until they must have".into()
+                "no node of the old world can confirm that its workers have ended; waiting for their timeout to expire"
+                    .into()
             }
             Reason::Reattaching { waiting } => {
                 format!("the coordinator restarted; waiting for {} to come back", nodes(waiting))
             }
             Reason::StoreBusy => "waiting for the coordinator's store".into(),
             Reason::Checking { round } => format!("checking the nodes, round {round}"),
-            Reason::BackingOff { .. } => "failures came before the first step; waiting before the next start".into(),
+            Reason::BackingOff { .. } => {
+                "the workers failed before their first step; waiting before the next restart".into()
+            }
             Reason::Training => "training".into(),
             Reason::Stopping => "stopping, as requested".into(),
             Reason::Over { code, why } => format!("ended with exit code {code}: {why}"),
@@ -54,9 +57,9 @@ impl HangEvidence {
     #[must_use]
     pub fn sentence(&self) -> &'static str {
         match self {
-            HangEvidence::Stopped => "the process is stopped: somebody or something sent SIGSTOP",
+            HangEvidence::Stopped => "the process is stopped (SIGSTOP)",
             HangEvidence::InterpreterHeld => "a native call holds the interpreter",
-            HangEvidence::Spinning => "it computes on one line of Python",
+            HangEvidence::Spinning => "it has been executing the same line of Python",
             HangEvidence::NoCpu => "it uses no CPU time",
             HangEvidence::SectionTimeout => "a section outlasted the timeout that the script gave",
             HangEvidence::MachineSign => "its machine reported a failure",
@@ -79,12 +82,16 @@ pub fn describe_as(node: &NodeId, failure: Option<&Failure>, verdict: &Verdict) 
 pub fn describe(node: &NodeId, failure: Option<&Failure>) -> String {
     let Some(f) = failure else { return format!("node {node} was lost") };
     if f.cause == Cause::Fenced {
-        return format!("node {node} had ended its workers, for a failure that an earlier coordinator heard of");
+        return format!(
+            "node {node} ended its workers because of a failure that was reported to an earlier coordinator"
+        );
     }
     let who = format!("rank {} (local rank {}, pid {}) on node {node}", f.rank, f.local_rank, f.pid);
     let how = match &f.cause {
         Cause::Exited(Outcome::Code(code)) => format!("exited with code {code}"),
-        Cause::Exited(Outcome::Signal(9)) => "was killed by SIGKILL (out of memory, or by hand)".into(),
+        Cause::Exited(Outcome::Signal(9)) => {
+            "was killed by SIGKILL (by the out-of-memory killer or by a person)".into()
+        }
         Cause::Exited(Outcome::Signal(11)) => "died of a segmentation fault (SIGSEGV)".into(),
         Cause::Exited(Outcome::Signal(6)) => "aborted (SIGABRT)".into(),
         Cause::Exited(Outcome::Signal(s)) => format!("was ended by signal {s}"),
@@ -106,14 +113,14 @@ pub fn describe(node: &NodeId, failure: Option<&Failure>) -> String {
     format!("{who} {how}{said}{held}")
 }
 
-/// Describes an end that nothing confirms: a launcher script exited with 0, but the process `pid` that
-/// trained in its place had vanished.
+/// Describes an end that nothing confirms: a launcher script exited with 0, but the process `pid`
+/// that trained in its place had vanished.
 #[must_use]
 pub fn unconfirmed(node: &NodeId, rank: Rank, pid: u32, step: Option<Step>) -> String {
     let at = step.map_or_else(String::new, |step| format!(" up to step {step}"));
     format!(
         "process {pid}, which trained{at} as rank {rank} on node {node}, ended {ABNORMALLY}, and the launched program exited with \
-         code 0; whether the training finished is not known: let the launched program return the exit code of the training"
+         code 0; it is not known whether the training finished; make the launched program return the training's exit code"
     )
 }
 
@@ -126,7 +133,7 @@ mod tests {
         let waiting: Vec<NodeId> = (0..8).map(|n| NodeId(n.to_string())).collect();
         assert_eq!(
             Reason::Fencing { waiting }.sentence(),
-            "waiting until nodes 0, 1, 2, 3, 4 and 3 more ended the old workers"
+            "waiting for nodes 0, 1, 2, 3, 4 and 3 more to end the old workers"
         );
     }
 }

@@ -2,6 +2,7 @@
 //! rarer, and when it is gone they become as frequent as before (CheckFreq §4.3).
 
 use super::{Bound, PROFILED, interval, steps, young_daly};
+use crate::median::median_of_floats;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
@@ -131,7 +132,7 @@ impl Rate {
 
     /// Sets the profile from undisturbed steps.
     pub fn profile(&mut self, steps: &[f64]) {
-        self.iteration = median(steps.to_vec());
+        self.iteration = median_of_floats(steps.to_vec());
     }
 
     /// Records a change in the failure rate of this job's machines.
@@ -215,7 +216,7 @@ impl Rate {
         let now = std::mem::take(&mut self.now);
         self.blind = if now.quiet.is_empty() { self.blind + 1 } else { 0 };
         let (extra, occupied) = (|iteration| now.extra(iteration), now.occupied);
-        if let Some(seen) = median(now.quiet.iter().copied().collect()).filter(|_| !now.disturbed) {
+        if let Some(seen) = median_of_floats(now.quiet.iter().copied()).filter(|_| !now.disturbed) {
             // Undisturbed steps need no averaging: a loop that became slower or faster is trusted
             // at once.
             self.iteration = Some(seen);
@@ -252,11 +253,6 @@ impl Rate {
 
 fn blend(was: Option<f64>, now: f64) -> f64 {
     was.map_or(now, |was| was + NEW * (now - was))
-}
-
-fn median(mut of: Vec<f64>) -> Option<f64> {
-    of.sort_by(f64::total_cmp);
-    of.get(of.len() / 2).copied()
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ use crate::coordinator::wording::unconfirmed;
 /// Exit codes from here on say that somebody stopped the job with a signal.
 const SIGNALLED: i32 = 128;
 
-/// Returns the notes on a job's latest run, one sentence each: ends that nothing confirms, and why the
-/// job could not go on if no incident shows that.
+/// Returns the notes on a job's latest run, one sentence each: ends that nothing confirms, and why
+/// the job could not go on if no incident shows that.
 #[must_use]
 pub fn notes(entries: &[Entry]) -> Vec<String> {
     let mut notes: Vec<String> = Vec::new();

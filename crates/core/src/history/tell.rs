@@ -11,7 +11,7 @@ use crate::stacks::group;
 const STACKS: usize = 3;
 
 /// The reason why the number of lost steps is unknown.
-const UNREADABLE: &str = "the script tells no step number, and neither its optimizer nor a scheduler carries one";
+const UNREADABLE: &str = "the script reports no step number, and neither its optimizer nor a scheduler carries one";
 
 /// Formats an incident as lines of text. The first line contains the job's name and `when` it was
 /// declared (the time of day, formatted for people).
@@ -70,7 +70,7 @@ fn head(of: &Incident) -> String {
 
 fn why(of: &Incident) -> (String, Option<String>) {
     let Some(verdict) = of.verdict().filter(|_| of.class() != "node-lost") else {
-        return (format!("the machine's (node-lost): no word from the agent of node {} any more", of.at_fault()), None);
+        return (format!("the machine's (node-lost): the agent of node {} no longer responds", of.at_fault()), None);
     };
     let Verdict { class, what, scope, line, follows, .. } = verdict;
     let echo = if *follows { "; mostly follows from a failure elsewhere" } else { "" };
@@ -218,7 +218,7 @@ fn worked(of: &Incident) -> String {
         _ => match &of.noted {
             Some((right, note)) => {
                 let said = if note.is_empty() { String::new() } else { format!(": {note}") };
-                format!("a person says that it was named {}{said}", if *right { "rightly" } else { "wrongly" })
+                format!("noted by a person as {} named{said}", if *right { "rightly" } else { "wrongly" })
             }
             None => "not known yet".into(),
         },
@@ -237,7 +237,7 @@ fn advice(of: &Incident) -> String {
     }
     match of.verdict() {
         Some(verdict) if !verdict.advice.is_empty() => verdict.advice.clone(),
-        Some(_) => "read what the process wrote: everstep logs --first-cause".into(),
-        None => "see whether the machine is up; its own log says why it went".into(),
+        Some(_) => "read the process's output: everstep logs --first-cause".into(),
+        None => "check whether the machine is up; its own log shows why it went down".into(),
     }
 }

@@ -1,6 +1,7 @@
 //! The time of one worker, from its start to its end, read from its step board.
 
 use super::{Category, Spent};
+use crate::median::median;
 use std::collections::VecDeque;
 
 /// Number of steps from which the usual duration is computed.
@@ -81,9 +82,7 @@ impl Usual {
         }
         if self.since >= self.times.len().min(32) {
             self.since = 0;
-            let mut sorted: Vec<u64> = self.times.iter().copied().collect();
-            sorted.sort_unstable();
-            self.median = sorted.get(sorted.len() / 2).copied().unwrap_or(0);
+            self.median = median(self.times.iter().copied()).unwrap_or(0);
         }
     }
 }
@@ -123,7 +122,7 @@ impl Meter {
                 // The worker's first report: the time so far was setup, or already its first step.
                 if step > seen.restored {
                     self.pending += left;
-                    self.stepped((seen.restored, step), seen.numbered, of, usual);
+                    self.stepped(seen.restored, step, seen.numbered, of, usual);
                 } else {
                     self.spent.put(Category::Init, left);
                 }
@@ -136,7 +135,7 @@ impl Meter {
                     // Time after the end of the last step belongs to the next one.
                     let next = seen.since_step.min(self.pending);
                     self.pending -= next;
-                    self.stepped((before, step), seen.numbered, of, usual);
+                    self.stepped(before, step, seen.numbered, of, usual);
                     self.pending = next;
                 }
             }
@@ -145,7 +144,7 @@ impl Meter {
     }
 
     /// Records that steps `before + 1` to `step` are complete.
-    fn stepped(&mut self, (before, step): (u64, u64), numbered: bool, of: Before, usual: &mut Usual) {
+    fn stepped(&mut self, before: u64, step: u64, numbered: bool, of: Before, usual: &mut Usual) {
         let steps = step - before;
         let mut time = std::mem::take(&mut self.pending);
         let d = usual.median();

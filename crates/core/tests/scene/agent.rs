@@ -5,7 +5,7 @@ use everstep_core::agent::command::Command;
 use everstep_core::agent::event::Event;
 use everstep_core::agent::{Agent, Config};
 use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank};
-use everstep_core::message::{Order, Place, Slot};
+use everstep_core::message::{CrewOrder, Order, Place, Slot, Start};
 use everstep_core::severity::Table;
 use everstep_core::spec::{JobSpec, RestartBudget};
 use everstep_core::time::Time;
@@ -54,7 +54,7 @@ pub fn running_with(workers: u32) -> Agent {
     agent.handle(Time(0), Event::Connected);
     let orders = [
         Order::Welcome { epoch: Epoch(1) },
-        Order::Start { generation: Generation(1), place, restarts: 0, max_restarts: 0 },
+        Order::Crew(Generation(1), CrewOrder::Start(Start { place, restarts: 0, max_restarts: 0 })),
     ];
     for order in orders {
         agent.handle(Time(1), Event::Order { epoch: Epoch(1), order });

@@ -7,7 +7,7 @@ use everstep_core::coordinator::event::{Event, StoreFailure};
 use everstep_core::coordinator::job::{Job, Phase};
 use everstep_core::coordinator::request::Request;
 use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank, Session, Step};
-use everstep_core::message::{Cause, Failure, Hello, Order, Outcome, Report, Running};
+use everstep_core::message::{Cause, CrewOrder, CrewReport, Failure, Hello, Order, Outcome, Report, Running, Stopped};
 use everstep_core::severity::Table;
 use everstep_core::spec::{JobSpec, RestartBudget};
 use everstep_core::time::Time;
@@ -49,7 +49,7 @@ impl Scene {
             self.core.handle(Time(self.now), event);
             while let Some(command) = self.core.poll() {
                 match command {
-                    Command::Send { session, order: order @ Order::Check { .. }, .. } => {
+                    Command::Send { session, order: order @ Order::Check(_), .. } => {
                         self.asked.push((session.0 - 1, order));
                     }
                     Command::Send { after: Some(_), .. } if self.store_fails => {}
@@ -145,12 +145,13 @@ impl Scene {
     pub fn stopped(&mut self, nodes: impl IntoIterator<Item = u64>) {
         let generation = self.job().record.generation;
         for node in nodes {
-            self.says(node, Report::Stopped { generation, store_port: 1, reached: None });
+            self.says(node, Report::Crew(generation, CrewReport::Stopped(Stopped { store_port: 1, reached: None })));
         }
     }
 
     pub fn started(&self) -> Vec<u64> {
-        let start = |o: &Order| if let Order::Start { generation, .. } = o { Some(generation.0) } else { None };
+        let start =
+            |o: &Order| if let Order::Crew(generation, CrewOrder::Start(_)) = o { Some(generation.0) } else { None };
         let mut all: Vec<u64> = self.sent.iter().filter_map(start).collect();
         all.dedup();
         all

@@ -17,9 +17,10 @@ use everstep_wire::client::{ConnectError, attach};
 use everstep_wire::envelope::ToAgent;
 use everstep_wire::token::Token;
 use rustix::fs::OFlags;
+use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
@@ -156,7 +157,7 @@ impl Tries {
 async fn follow(mut orders: mpsc::UnboundedReceiver<ToAgent>, silence: Duration, inbox: &mpsc::UnboundedSender<Input>) {
     while let Ok(Some(line)) = tokio::time::timeout(silence, orders.recv()).await {
         // A refused connection is useless; the next one may be accepted.
-        let refused = matches!(&line, ToAgent::Order { order: Order::Refused { .. }, .. });
+        let refused = matches!(&line, ToAgent::Order { order: Order::Refused(_), .. });
         let _ = inbox.send(Input::Line(line));
         if refused {
             return;
@@ -231,6 +232,7 @@ pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
             && (tries.attached || !other)
             && let Err(why) = host.ensure(&target, other)
         {
+            let why = why.to_string();
             if !tries.attached {
                 let _ = inbox.send(Input::Fatal { code: ExitCode::Refused.number(), why });
                 return;
@@ -253,10 +255,24 @@ struct Host {
     last_endpoint: Option<String>,
 }
 
+/// Why this node has no coordinator.
+#[derive(Debug, thiserror::Error)]
+enum HostError {
+    /// With its own last words.
+    #[error("{0}")]
+    Refused(String),
+    #[error("the coordinator could not start, and {} does not say why; {MAKE_ROOM}", log.display())]
+    Silent { log: PathBuf },
+    #[error("the coordinator has failed each of the {count} times it was started ({status}){said}; its log is {}", log.display())]
+    Failed { count: u32, status: ExitStatus, said: String, log: PathBuf },
+    #[error("cannot start the coordinator: {0}{advice}", advice = crate::guard::advice(.0))]
+    Start(#[from] io::Error),
+}
+
 impl Host {
     /// Starts a coordinator, unless one is already starting. `other` is true if another program
     /// answers at its endpoint.
-    fn ensure(&mut self, target: &Target, other: bool) -> Result<(), String> {
+    fn ensure(&mut self, target: &Target, other: bool) -> Result<(), HostError> {
         if let Some((child, started)) = &mut self.process {
             match child.try_wait() {
                 // Another coordinator owns the store: wait for it.
@@ -265,22 +281,14 @@ impl Host {
                     self.process = None;
                     let last = last_words(&target.store, self.log_from);
                     if status.code() == Some(ExitCode::Refused.number()) {
-                        return Err(last.unwrap_or_else(|| {
-                            let log = log_of(&target.store);
-                            format!(
-                                "the coordinator could not start, and {} does not say why; {MAKE_ROOM}",
-                                log.display()
-                            )
-                        }));
+                        let silent = || HostError::Silent { log: log_of(&target.store) };
+                        return Err(last.map_or_else(silent, HostError::Refused));
                     }
                     let (count, since) = self.failures.map_or((1, Instant::now()), |(n, since)| (n + 1, since));
                     self.failures = Some((count, since));
                     if count >= MOST_FAILURES.0 && since.elapsed() >= MOST_FAILURES.1 {
                         let said = last.map(|line| format!("; it said last: {line}")).unwrap_or_default();
-                        return Err(format!(
-                            "the coordinator has failed each of the {count} times it was started ({status}){said}; its log is {}",
-                            log_of(&target.store).display()
-                        ));
+                        return Err(HostError::Failed { count, status, said, log: log_of(&target.store) });
                     }
                 }
                 _ if started.elapsed() > START => self.process = None,
@@ -291,8 +299,7 @@ impl Host {
         let bind = self.last_endpoint.clone().filter(|_| !(other && target.endpoint.ends_with(":0")));
         let bind = bind.unwrap_or_else(|| target.endpoint.clone());
         self.log_from = std::fs::metadata(log_of(&target.store)).map_or(0, |m| m.len());
-        let child = start(&bind, target)
-            .map_err(|e| format!("cannot start the coordinator: {e}{}", crate::guard::advice(&e)))?;
+        let child = start(&bind, target)?;
         self.process = Some((child, Instant::now()));
         Ok(())
     }

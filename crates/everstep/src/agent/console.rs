@@ -1,17 +1,16 @@
 //! Console messages at the moments that people wait for.
 
 use super::Driver;
-use super::launch::Start;
 use everstep_core::coordinator::wording::counted;
 use everstep_core::coordinator::wording::describe;
 use everstep_core::id::NodeId;
-use everstep_core::message::Report;
+use everstep_core::message::{CrewReport, Report, Start};
 
 impl Driver {
     /// Announces that workers start, for the first time or again.
-    pub(super) fn announce_start(&mut self, start: &Start<'_>) {
+    pub(super) fn announce_start(&mut self, start: &Start) {
         self.restarts = start.restarts;
-        let (place, job) = (start.place, &self.template.job);
+        let (place, job) = (&start.place, &self.template.job);
         let world = format!("{} on {}", counted(place.world_size, "rank"), counted(place.group_world_size, "node"));
         if std::mem::replace(&mut self.started, true) {
             let budget = if self.template.torchrun.max_restarts_given {
@@ -28,7 +27,7 @@ impl Driver {
 
     /// Announces a failed worker.
     pub(super) fn announce(&self, report: &Report) {
-        if let Report::WorkerFailed { failure, .. } = report {
+        if let Report::Crew(_, CrewReport::WorkerFailed(failure)) = report {
             tracing::warn!("{}", describe(&NodeId(self.template.node.clone()), Some(failure)));
         }
     }

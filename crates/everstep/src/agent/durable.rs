@@ -74,6 +74,37 @@ impl Line {
     }
 }
 
+/// A pinned slot to write as a shard.
+pub struct PinnedShard {
+    pub generation: Generation,
+    pub mark: Mark,
+    pub local_rank: u32,
+    pub step: u64,
+    pub slot: PathBuf,
+}
+
+/// A step whose shards are all written.
+pub struct WrittenStep {
+    pub generation: Generation,
+    pub step: Step,
+    pub mark: Mark,
+    /// The user's directory.
+    pub directory: String,
+    pub shards: Vec<ShardFile>,
+    pub target: Target,
+    /// Which published checkpoints to keep.
+    pub keep: Policy,
+}
+
+/// Why a step is not published.
+#[derive(Debug, thiserror::Error)]
+#[error("checkpoint of step {step} could not be published in {}: {source}", directory.display())]
+pub struct PublishError {
+    step: Step,
+    directory: PathBuf,
+    source: std::io::Error,
+}
+
 /// The durable checkpoints of one generation.
 #[derive(Default)]
 pub struct Durable {
@@ -102,9 +133,7 @@ impl Durable {
     /// Writes a pinned slot, unless the same step of the same rank is already under way.
     pub fn write(
         &mut self,
-        (generation, mark): (Generation, Mark),
-        (local_rank, step): (u32, u64),
-        slot: PathBuf,
+        PinnedShard { generation, mark, local_rank, step, slot }: PinnedShard,
         to: &Destination,
         inbox: &mpsc::UnboundedSender<Input>,
     ) {
@@ -120,7 +149,7 @@ impl Durable {
                 return;
             }
             let result = match full {
-                true => storage::refuse_shard(&to, step, &std::io::Error::from_raw_os_error(28)),
+                true => storage::refuse_shard(&to, step, std::io::Error::from_raw_os_error(28)),
                 false => storage::write_shard(&slot, &to, &mark, step),
             };
             if !over.load(Ordering::Acquire) {
@@ -131,20 +160,14 @@ impl Durable {
     }
 
     /// Makes a completely written step visible, and deletes checkpoints that `keep` does not cover.
-    pub fn publish(
-        &mut self,
-        (generation, step, mark): (Generation, Step, Mark),
-        directory: String,
-        shards: Vec<ShardFile>,
-        (target, keep): (Target, Policy),
-        inbox: &mpsc::UnboundedSender<Input>,
-    ) {
+    pub fn publish(&mut self, written: WrittenStep, inbox: &mpsc::UnboundedSender<Input>) {
+        let WrittenStep { generation, step, mark, directory, shards, target, keep } = written;
         let inbox = inbox.clone();
         self.publications.give(move || {
             let path = from_text(&directory);
             let result = persist::publish(&path, &mark, step.0, &shards, target)
                 .map(|to| say_where(&to, step))
-                .map_err(|e| format!("checkpoint of step {step} could not be published in {}: {e}", path.display()));
+                .map_err(|source| PublishError { step, directory: path.clone(), source });
             // A published step is durable, even if older ones cannot be deleted.
             if let Err(e) = result.as_ref().map_or(Ok(()), |()| persist::prune(&path, keep, &mark).map(drop)) {
                 crate::say!("older checkpoints in {} could not be deleted: {e}", path.display());

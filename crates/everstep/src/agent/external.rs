@@ -10,11 +10,11 @@ use super::Input;
 use super::connection::{self, Target};
 use crate::listening::Place;
 use crate::pgstore::PgStore;
-use everstep_core::agent::command::Command;
-use everstep_core::agent::event::Event;
+use everstep_core::agent::command::{Command, CrewCommand};
+use everstep_core::agent::event::{CrewEvent, Event, WorkerExit};
 use everstep_core::agent::{Agent, Config};
 use everstep_core::id::Generation;
-use everstep_core::message::Outcome;
+use everstep_core::message::{Outcome, Start};
 use everstep_core::time::Time;
 use everstep_wire::envelope::{ToAgent, ToCoordinator, VERSION};
 use serde_json::json;
@@ -131,14 +131,10 @@ impl External {
     async fn exited(&mut self, outcome: Outcome) {
         let Some(generation) = self.running else { return };
         let message = "its torchrun agent says so".to_owned();
-        self.event(Event::WorkerExited {
+        self.event(Event::Crew(
             generation,
-            local_rank: 0,
-            pid: 0,
-            outcome,
-            asked: false,
-            words: message.into(),
-        })
+            CrewEvent::WorkerExited(WorkerExit { local_rank: 0, pid: 0, outcome, asked: false, words: message.into() }),
+        ))
         .await;
     }
 
@@ -151,7 +147,7 @@ impl External {
             return self.over(1, &format!("no port for the process group's store: {e}"));
         }
         let store_port = self.store.port();
-        self.event(Event::WorkersGone { generation, store_port }).await;
+        self.event(Event::Crew(generation, CrewEvent::WorkersGone { store_port })).await;
     }
 
     async fn event(&mut self, event: Event) {
@@ -164,7 +160,7 @@ impl External {
                         let _ = link.send(ToCoordinator::Report(report));
                     }
                 }
-                Command::Spawn { generation, place, .. } => {
+                Command::Crew(generation, CrewCommand::Spawn(Start { place, .. })) => {
                     self.running = Some(generation);
                     self.stopped = false;
                     self.store.open();
@@ -173,12 +169,12 @@ impl External {
                         "host": place.leader_host, "port": place.leader_port}),
                     );
                 }
-                Command::Kill { generation, .. } => {
+                Command::Crew(generation, CrewCommand::Kill { .. }) => {
                     self.to_end = Some(generation);
                     gone = self.stopped;
                     say(&json!({"waiting": true}));
                 }
-                Command::Exit { code, why, .. } => self.over(code, &why),
+                Command::Exit { reason, .. } => self.over(reason.code, &reason.why),
                 _ => {}
             }
         }

@@ -1,9 +1,10 @@
 //! Everything that the agent's driver waits for.
 
-use super::storage::Destination;
+use super::durable::PublishError;
+use super::storage::{Destination, ShardError};
 use crate::guard::protocol::Event as GuardEvent;
 use everstep_checkpoint::persist::ClaimError;
-use everstep_core::agent::event::Event;
+use everstep_core::agent::event::{CrewEvent, Event};
 use everstep_core::id::{Generation, Step};
 use everstep_core::message::ShardFile;
 use everstep_core::stacks::Stack;
@@ -58,10 +59,10 @@ pub enum Input {
         /// Checkpoint directory, as the user gave it.
         directory: String,
         /// The file, or a sentence for the user.
-        result: Result<ShardFile, String>,
+        result: Result<ShardFile, ShardError>,
     },
     /// The result of publishing a checkpoint.
-    Published(Generation, Step, Result<(), String>),
+    Published(Generation, Step, Result<(), PublishError>),
     /// The result of claiming a worker's directory.
     Owned(Box<Owned>),
     /// A signal arrived.
@@ -74,4 +75,11 @@ pub enum Input {
     Sampled(u64, Arc<str>, Samples),
     /// An event for the core alone.
     Core(Event),
+}
+
+impl Input {
+    /// Returns an event of the workers of a generation, for the core alone.
+    pub fn crew(generation: Generation, event: CrewEvent) -> Self {
+        Input::Core(Event::Crew(generation, event))
+    }
 }

@@ -2,10 +2,11 @@
 //! our own variables.
 
 use super::macros::substitute_raw;
+use super::numa::BindingError;
 use super::streams::{Streams, Who};
 use crate::guard::protocol::{Launch, Warm};
 use everstep_core::id::Generation;
-use everstep_core::message::Place;
+use everstep_core::message::Start;
 use everstep_wire::raw::Raw;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -91,23 +92,12 @@ pub fn profile_path(memory: &Path, local_rank: u32) -> PathBuf {
     memory.join(format!("local-{local_rank}-profile"))
 }
 
-/// One start of a node's workers.
-pub struct Start<'a> {
-    pub generation: Generation,
-    /// This node's place in the world.
-    pub place: &'a Place,
-    /// Restarts used so far.
-    pub restarts: u32,
-    /// Restarts allowed.
-    pub max_restarts: u32,
-}
-
 impl Template {
     /// Returns the launch of one worker.
     ///
     /// # Errors
-    /// A sentence for the user if this worker cannot have what the options ask for.
-    pub fn launch(&self, start: &Start<'_>, local: u32) -> Result<Launch, String> {
+    /// [`LaunchError`]: this worker cannot have what the options ask for.
+    pub fn launch(&self, generation: Generation, start: &Start, local: u32) -> Result<Launch, LaunchError> {
         let rank = start.place.slot.first_rank.0 + local;
         let local_text = local.to_string();
         let mut argv = self.argv.iter();
@@ -123,11 +113,11 @@ impl Template {
             None => Vec::new(),
         };
         Ok(Launch {
-            generation: start.generation.0,
+            generation: generation.0,
             local_rank: local,
             argv,
             warm,
-            env: raw(self.environment(start, local)?),
+            env: raw(self.environment(generation, start, local)?),
             cpus,
             stdout: self.streams.output(start.restarts, local, false),
             stderr: self.streams.output(start.restarts, local, true),
@@ -155,9 +145,9 @@ impl Template {
         launches.iter().map(|launch| (launch.local_rank, own(launch))).collect()
     }
 
-    fn environment(&self, start: &Start<'_>, local: u32) -> Result<Environment, String> {
+    fn environment(&self, generation: Generation, start: &Start, local: u32) -> Result<Environment, LaunchError> {
         let mut env = self.common_environment();
-        let (place, slot) = (start.place, &start.place.slot);
+        let (place, slot) = (&start.place, &start.place.slot);
         let rank = (slot.first_rank.0 + local).to_string();
         let max_restarts = if self.torchrun.max_restarts_given { start.max_restarts } else { 0 };
         let mut set = |name: &str, value: String| env.insert(name.into(), value.into());
@@ -179,7 +169,7 @@ impl Template {
         set("TORCHELASTIC_SIGNALS_TO_HANDLE", self.torchrun.signals_to_handle.clone());
         set("EVERSTEP_JOB", self.job.clone());
         set("EVERSTEP_NODE", self.node.clone());
-        set("EVERSTEP_GENERATION", start.generation.0.to_string());
+        set("EVERSTEP_GENERATION", generation.0.to_string());
         set("EVERSTEP_LOCAL_RANK", local.to_string());
         let mut path = |name: &str, value: PathBuf| env.insert(name.into(), value.into());
         path("TORCHELASTIC_ERROR_FILE", self.streams.error_file(start.restarts, local));
@@ -221,9 +211,18 @@ fn put_on_path(env: &mut Environment, preload: &Path) {
     env.insert("EVERSTEP_PRELOAD".into(), preload.into());
 }
 
+/// Why a worker cannot have what the options ask for.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    #[error("local rank {local} exceeds the devices in {variable}={list}")]
+    Device { local: u32, variable: &'static str, list: String },
+    #[error(transparent)]
+    Binding(#[from] BindingError),
+}
+
 /// `--virtual-local-rank`: the worker sees only its own device
 /// (`local_elastic_agent._set_local_rank_env`).
-fn virtual_device(env: &mut Environment, local: u32) -> Result<(), String> {
+fn virtual_device(env: &mut Environment, local: u32) -> Result<(), LaunchError> {
     let text = |name: &str| env.get(OsStr::new(name)).map(|v| v.to_string_lossy().into_owned());
     let given = |name: &str| text(name).filter(|v| !v.is_empty());
     let (source, list) = match given("HIP_VISIBLE_DEVICES") {
@@ -234,7 +233,7 @@ fn virtual_device(env: &mut Environment, local: u32) -> Result<(), String> {
         Some(list) => {
             let devices: Vec<&str> = list.split(',').map(str::trim).collect();
             let own = devices.get(local as usize).map(|d| (*d).to_owned());
-            own.ok_or_else(|| format!("local rank {local} exceeds the devices in {source}={list}"))?
+            own.ok_or_else(|| LaunchError::Device { local, variable: source, list: list.clone() })?
         }
         None => local.to_string(),
     };

@@ -88,8 +88,8 @@ async fn talk(mut stream: UnixStream, inbox: mpsc::UnboundedSender<Input>) {
             // After this, frames cannot be told apart any more.
             Err(e) => return refuse(&mut stream, &format!("not a request: {e}")).await,
         };
-        let reply = match request.check() {
-            Err(why) => Reply::Refused { why },
+        let reply = match request.ask.check() {
+            Err(why) => Reply::Refused { why: why.to_string() },
             Ok(()) => {
                 let (answer, reply) = oneshot::channel();
                 let _ = inbox.send(Input::Worker(request, answer));

@@ -3,8 +3,8 @@
 //! Workers keep what they have mapped, but no other process can open it any more.
 //!
 //! The agent creates the directory and its socket again. At the next step, workers find their slots
-//! gone, reserve new ones and capture at once (`agent_tier.py`). Boards are unaffected: both sides have
-//! them mapped, and the next generation gets new ones.
+//! gone, reserve new ones and capture at once (`agent_tier.py`). Boards are unaffected: both sides
+//! have them mapped, and the next generation gets new ones.
 
 use super::{Driver, listen};
 use std::os::unix::fs::MetadataExt;

@@ -21,6 +21,7 @@ mod memory_watch;
 pub mod metric;
 mod node_check;
 mod numa;
+mod own_slots;
 mod ownership;
 mod pace;
 mod parity;
@@ -38,11 +39,12 @@ use crate::listening::Place;
 use crate::pgstore::PgStore;
 use connection::Target;
 use durable::Durable;
-use everstep_core::agent::command::Command;
-use everstep_core::agent::event::Event;
+use everstep_core::agent::command::{Command, CrewCommand};
+use everstep_core::agent::event::{CrewEvent, Event};
+use everstep_core::agent::first_error::FirstError;
 use everstep_core::agent::{Agent, Config};
-use everstep_core::id::{Generation, Rank};
-use everstep_core::message::Order;
+use everstep_core::id::{Generation, Rank, Step};
+use everstep_core::message::{Check, CrewOrder, ExitReason, Order, Restore, ShardWritten};
 use everstep_core::progress::RankProgress;
 use everstep_core::severity::Table;
 use everstep_core::time::Time;
@@ -51,7 +53,7 @@ use everstep_wire::worker::Reply;
 use guard_connection::start_guard;
 pub use input::Input;
 use last::Last;
-use launch::{Start, Template};
+use launch::Template;
 use replicas::Replicas;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -75,6 +77,8 @@ pub struct End {
     /// Error file of the worker that failed first on this node, and that worker's exit code;
     /// negative for a signal.
     pub first_error: Option<(std::path::PathBuf, i32)>,
+    /// The user has said not to wait for storage.
+    pub hurried: bool,
 }
 
 struct Driver {
@@ -107,7 +111,7 @@ struct Driver {
     restarts: u32,
     /// This agent has started workers at least once.
     started: bool,
-    first_error: Option<(std::path::PathBuf, i32)>,
+    first_error: Option<FirstError>,
     /// A process with torch imported is ready.
     warm: bool,
     /// By local rank, the variables of the latest crew that differ from this process's environment.
@@ -116,7 +120,7 @@ struct Driver {
     silenced: inject::Silenced,
     ring: metric::samples::Ring,
     /// Performs this node's part in node checks. Created by the first check.
-    checker: Option<mpsc::UnboundedSender<node_check::Part>>,
+    checker: Option<mpsc::UnboundedSender<Check>>,
     /// When the coordinator last received the time account.
     accounted: Instant,
     /// Checksum of the machine's role, as last sent to this coordinator.
@@ -135,7 +139,8 @@ struct Driver {
 /// Fails if the guard or the sockets cannot be set up.
 pub async fn run(
     mut config: Config,
-    (template, place): (Template, Place),
+    template: Template,
+    place: Place,
     target: Target,
     lock: &File,
 ) -> std::io::Result<End> {
@@ -145,7 +150,8 @@ pub async fn run(
     let store = PgStore::start(&place, config.store_port, control).await?;
     config.store_port = store.port();
     let directories = vec![template.memory.clone(), crate::places::node_spill(&template.job, &template.node)];
-    let replicas = Replicas::start(&place, &template.job, directories)?;
+    // SAFETY: `lock` is this node's; the previous agent had it until it ended.
+    let replicas = unsafe { Replicas::start(&place, &template.job, directories)? };
     config.replica_port = replicas.port;
     config.held = replicas.newest_generation();
     listen::to_workers(&template, &inbox)?;
@@ -195,8 +201,8 @@ pub async fn run(
         stopping: false,
         impatient: false,
     };
-    let end = driver.serve(&mut inputs, ladder.ping).await;
-    driver.wind_down(&end, &mut inputs).await;
+    let mut end = driver.serve(&mut inputs, ladder.ping).await;
+    driver.wind_down(&mut end, &mut inputs).await;
     let waited = tokio::task::spawn_blocking(move || guard_process.wait());
     let _ = tokio::time::timeout(GUARD_END, waited).await;
     Ok(end)
@@ -223,10 +229,10 @@ impl Driver {
     }
 
     /// Makes the newest step durable if the job failed, and removes what is no longer needed.
-    async fn wind_down(&mut self, end: &End, inputs: &mut mpsc::UnboundedReceiver<Input>) {
+    async fn wind_down(&mut self, end: &mut End, inputs: &mut mpsc::UnboundedReceiver<Input>) {
         if end.code != 0 {
-            let own = (self.replicas.own().clone(), self.replicas.holder.run());
-            std::mem::take(&mut self.last).persist(own, self.impatient, inputs).await;
+            let (own, run) = (self.replicas.own().clone(), self.replicas.holder.run());
+            end.hurried = !std::mem::take(&mut self.last).persist(own, run, self.impatient, inputs).await;
         }
         self.claims.release().await;
         if self.discard || !storage::holds_slots(&self.template.job, &self.template.node) {
@@ -286,8 +292,8 @@ impl Driver {
             Input::Heard => self.silenced = None,
             Input::Line(ToAgent::Order { epoch, order }) => {
                 crate::log::exchange::order(&order);
-                self.over |= matches!(order, Order::End { .. });
-                if matches!(order, Order::Fence { .. }) {
+                self.over |= matches!(order, Order::End(_));
+                if matches!(order, Order::Crew(_, CrewOrder::Fence { .. })) {
                     // Whoever has ended by itself is known before all are ended.
                     self.look().await;
                 }
@@ -297,13 +303,16 @@ impl Driver {
             Input::Guard(event) => self.guard_says(event).await,
             Input::Worker(request, answer) => self.worker_asks(request, answer).await,
             Input::Shard { local_rank, generation, step, directory, result } => match result {
-                Ok(shard) => self.event(Event::ShardWritten { generation, step, directory, shard }).await,
-                Err(why) if self.runs(generation) => self.not_durable(Some(local_rank), step, &why),
+                Ok(shard) => {
+                    let written = ShardWritten { step, directory, shard };
+                    self.crew_event(generation, CrewEvent::ShardWritten(written)).await;
+                }
+                Err(why) if self.runs(generation) => self.not_durable(Some(local_rank), step, &why.to_string()),
                 Err(why) => crate::say!("{why}"),
             },
             Input::Published(generation, step, result) => match result {
-                Ok(()) => self.event(Event::Published { generation, step }).await,
-                Err(why) if self.runs(generation) => self.not_durable(None, step, &why),
+                Ok(()) => self.crew_event(generation, CrewEvent::Published(step)).await,
+                Err(why) if self.runs(generation) => self.not_durable(None, step, &why.to_string()),
                 Err(why) => crate::say!("{why}"),
             },
             Input::Signal(signal) => {
@@ -332,7 +341,7 @@ impl Driver {
     fn fatal(&mut self, code: i32, why: String) {
         // While workers run, an unreachable coordinator is only a reason to keep trying.
         if self.crew.is_none() {
-            self.end = Some(End { code, why, first_error: None });
+            self.end = Some(End { code, why, first_error: None, hurried: false });
         } else {
             crate::say!("{why}");
         }
@@ -363,6 +372,20 @@ impl Driver {
         self.flush_guard().await;
     }
 
+    async fn crew_event(&mut self, generation: Generation, event: CrewEvent) {
+        self.event(Event::Crew(generation, event)).await;
+    }
+
+    fn step_is_durable(&mut self, step: Step) {
+        self.last.durable = self.last.durable.max(Some(step));
+        if let Some(crew) = &self.crew {
+            crew.durable(step);
+            self.replicas.durable(step, crew.slot.workers);
+        }
+        let pinned = self.pinned_steps();
+        self.durable.durable(step, &pinned);
+    }
+
     fn execute(&mut self, command: Command) -> Option<Event> {
         crate::log::exchange::command(&command);
         match command {
@@ -372,75 +395,55 @@ impl Driver {
                     let _ = link.send(ToCoordinator::Report(report));
                 }
             }
-            Command::Spawn { generation, place, restarts, max_restarts } => {
-                return self.spawn(&Start { generation, place: &place, restarts, max_restarts });
-            }
+            Command::Crew(generation, command) => return self.execute_for_crew(generation, command),
             Command::Say { what } => crate::say!("{what}"),
-            Command::Stacks { .. } => self.ask_for_stacks(),
             Command::Warm => self.warm_up(),
-            Command::Check { check, round, measure, partners } => {
-                self.check(node_check::Part { check, round, measure, partners });
-            }
-            Command::HoldAt { step } => {
-                if let Some(crew) = &self.crew {
-                    crew.hold_at(step);
-                }
-            }
-            Command::Kill { generation, grace } => {
-                let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
-                let _ = self.ask_guard(&GuardRequest::End { generation: generation.0, grace_ms });
-            }
+            Command::Check(check) => self.check(check),
             Command::Forward { signal } => drop(self.ask_guard(&GuardRequest::Signal { signal })),
-            Command::StopAt { signal, step } => {
-                if let Some(crew) = &self.crew {
-                    crew.request_stop(signal, step);
-                }
-            }
-            Command::PersistAt { step } => {
-                if let Some(crew) = &self.crew {
-                    crew.persist_at(step);
-                }
-            }
-            Command::SnapshotEvery { from, every } => {
-                if let Some(crew) = &self.crew {
-                    crew.snapshot_every(from, every);
-                }
-            }
-            Command::Restore { generation, step, sources, persist, found } => {
-                self.answer_restores(generation, (step, persist), &sources, found);
-            }
-            Command::Replicate { generation, from, plan, base, round } => {
-                self.replicate(generation, from, plan, (base, round));
-            }
-            Command::Committed { generation, step, keeps, keeps_parity } => {
-                if let Some(crew) = self.crew.as_ref().filter(|c| c.generation == generation) {
-                    let keeps = (keeps.as_slice(), keeps_parity.as_slice());
-                    self.replicas.committed(generation, step, keeps, crew.slot.workers, crew.world_size);
-                    crew.replicated(step);
-                    self.last.holds(generation, step, crew.world_size);
-                }
-            }
-            Command::Publish { generation, step, directory, shards } => {
-                self.publish(generation, step, directory, shards);
-            }
-            Command::Durable { step, .. } => {
-                self.last.durable = self.last.durable.max(Some(step));
-                if let Some(crew) = &self.crew {
-                    crew.durable(step);
-                    self.replicas.durable(step, crew.slot.workers);
-                }
-                let pinned = self.pinned_steps();
-                self.durable.durable(step, &pinned);
-            }
-            Command::Exit { code, why, discard_memory } => {
+            Command::Exit { reason: ExitReason { code, why }, discard_memory } => {
                 self.ping(true);
                 if code == 0 && self.started {
                     self.announce_end();
                 }
                 self.discard = discard_memory;
-                let first_error = self.first_error.take();
-                self.end = Some(End { code, why, first_error });
+                let error_file =
+                    |of: FirstError| (self.template.streams.error_file(of.restarts, of.local_rank), of.code);
+                let first_error = self.first_error.map(error_file);
+                self.end = Some(End { code, why, first_error, hurried: false });
             }
+        }
+        None
+    }
+
+    fn execute_for_crew(&mut self, generation: Generation, command: CrewCommand) -> Option<Event> {
+        let crew = self.crew.as_ref().filter(|c| c.generation == generation);
+        match command {
+            CrewCommand::Spawn(start) => return self.spawn(generation, &start),
+            CrewCommand::Kill { grace } => {
+                let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+                let _ = self.ask_guard(&GuardRequest::End { generation: generation.0, grace_ms });
+            }
+            CrewCommand::Stacks => self.ask_for_stacks(),
+            CrewCommand::StopAt(stop) => crew.into_iter().for_each(|c| c.request_stop(stop)),
+            CrewCommand::PersistAt(step) => crew.into_iter().for_each(|c| c.persist_at(step)),
+            CrewCommand::SnapshotEvery(change) => crew.into_iter().for_each(|c| c.snapshot_every(change)),
+            CrewCommand::HoldAt(step) => crew.into_iter().for_each(|c| c.hold_at(step)),
+            CrewCommand::Restore(Restore { step, sources, persist, found, .. }) => {
+                self.answer_restores(generation, step, persist, &sources, found);
+            }
+            CrewCommand::Replicate { plan, round, base } => {
+                self.replicate(generation, round.next, plan, base, round.round);
+            }
+            CrewCommand::Committed { step, keeps, keeps_parity } => {
+                if let Some(crew) = crew {
+                    let keeps = replicas::Keeps { shards: &keeps, parity: &keeps_parity };
+                    self.replicas.committed(generation, step, keeps, crew.slot.workers, crew.world_size);
+                    crew.replicated(step);
+                }
+            }
+            CrewCommand::HeldByAll(step) => self.last.holds(generation, step),
+            CrewCommand::Publish(publish) => self.publish(generation, publish),
+            CrewCommand::Durable(step) => self.step_is_durable(step),
         }
         None
     }

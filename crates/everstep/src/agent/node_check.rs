@@ -4,9 +4,8 @@
 use super::launch::Environment;
 use super::{Driver, Input};
 use everstep_core::agent::event::Event;
-use everstep_core::message::{Checked, Partner};
+use everstep_core::message::{Check, Checked, Partner};
 use everstep_core::node_check::Speed;
-use everstep_core::time::Time;
 use serde::Deserialize;
 use serde_json::json;
 use std::ffi::{OsStr, OsString};
@@ -21,14 +20,6 @@ use tokio::sync::mpsc;
 const WAIT: (Duration, Duration) = (Duration::from_mins(1), Duration::from_secs(15));
 /// How long a part may take: after this, it never ends.
 const PART: Duration = Duration::from_secs(140);
-
-/// One node's part in one round.
-pub struct Part {
-    pub check: Time,
-    pub round: u32,
-    pub measure: bool,
-    pub partners: Vec<Partner>,
-}
 
 /// The process's answer (see `python/everstep/check.py`).
 #[derive(Deserialize)]
@@ -55,7 +46,7 @@ struct Helper {
 impl Helper {
     fn start(python: &OsStr, env: &Environment) -> std::io::Result<Self> {
         let mut command = Command::new(python);
-        command.args(["-m", "everstep.check"]).env_clear().envs(env).kill_on_drop(true);
+        command.args(crate::interpreter::module("check")).env_clear().envs(env).kill_on_drop(true);
         crate::descriptors::restore(command.as_std_mut());
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
         let (to, from) = child.stdin.take().zip(child.stdout.take()).ok_or_else(|| std::io::Error::other("no pipe"))?;
@@ -75,7 +66,7 @@ fn start(
     python: OsString,
     env: Environment,
     inbox: mpsc::UnboundedSender<Input>,
-) -> mpsc::UnboundedSender<Part> {
+) -> mpsc::UnboundedSender<Check> {
     let (parts, mut asked) = mpsc::unbounded_channel();
     tokio::spawn(async move {
         let mut helper = None;
@@ -97,7 +88,7 @@ fn start(
 }
 
 impl Driver {
-    pub(super) fn check(&mut self, part: Part) {
+    pub(super) fn check(&mut self, part: Check) {
         // Both nodes of a pair meet in the store of one of them.
         self.store.open();
         let template = &self.template;
@@ -108,7 +99,7 @@ impl Driver {
     }
 }
 
-fn request(node: &str, part: &Part) -> String {
+fn request(node: &str, part: &Check) -> String {
     let test = |p: &Partner| {
         let (a, b) = if p.first { (node, p.node.0.as_str()) } else { (p.node.0.as_str(), node) };
         let name = format!("{}/{}/{a}+{b}", part.check.0, part.round);
@@ -120,8 +111,8 @@ fn request(node: &str, part: &Part) -> String {
 }
 
 /// Converts the process's answer: `None` if it did not start, `Some(None)` if it did not answer.
-fn checked(part: Part, answer: Option<Option<Answer>>, python: &str) -> Checked {
-    let Part { check, round, measure, partners } = part;
+fn checked(part: Check, answer: Option<Option<Answer>>, python: &str) -> Checked {
+    let Check { check, round, measure, partners } = part;
     let base = Checked { check, round, ..Checked::default() };
     let failed = || partners.iter().map(|p| (p.node.clone(), None)).collect();
     match answer {

@@ -55,17 +55,27 @@ fn groups(cpus: &BTreeSet<u32>, key: impl Fn(u32) -> Option<String>) -> Vec<BTre
     found.into_iter().map(|(_, g)| g).collect()
 }
 
+/// Why a worker cannot be bound.
+#[derive(Debug, thiserror::Error)]
+pub enum BindingError {
+    #[error(
+        "--numa-binding binds workers to the processors near their accelerators, and this machine has {has}; drop the option"
+    )]
+    NoAccelerator { has: usize },
+    #[error("--numa-binding exclusive: {accelerators} accelerators share {cores} cores; take node")]
+    TooFewCores { accelerators: usize, cores: usize },
+    #[error("--numa-binding {mode}: the machine names no processors near accelerator {accelerator}; drop the option")]
+    NoProcessors { mode: String, accelerator: u32 },
+}
+
 /// Returns the processors that worker `local` may use.
 ///
 /// # Errors
-/// A sentence for the user if there is no accelerator with this index, or nothing to bind to.
-pub fn cpus(root: &Path, mode: &str, local: u32) -> Result<Vec<u32>, String> {
+/// [`BindingError`].
+pub fn cpus(root: &Path, mode: &str, local: u32) -> Result<Vec<u32>, BindingError> {
     let devices = devices(root);
     let Some(node) = devices.get(local as usize).copied() else {
-        return Err(format!(
-            "--numa-binding binds workers to the processors near their accelerators, and this machine has {}; drop the option",
-            devices.len()
-        ));
+        return Err(BindingError::NoAccelerator { has: devices.len() });
     };
     let near = cpus_of_node(root, node);
     let siblings: Vec<u32> = (0..).zip(&devices).filter(|(_, n)| **n == node).map(|(i, _)| i).collect();
@@ -82,11 +92,7 @@ pub fn cpus(root: &Path, mode: &str, local: u32) -> Result<Vec<u32>, String> {
             let cores = groups(&near, |c| cpu_file(root, c, "topology/thread_siblings_list"));
             let (each, more) = (cores.len() / siblings.len().max(1), cores.len() % siblings.len().max(1));
             if each == 0 {
-                return Err(format!(
-                    "--numa-binding exclusive: {} accelerators share {} cores; take node",
-                    siblings.len(),
-                    cores.len()
-                ));
+                return Err(BindingError::TooFewCores { accelerators: siblings.len(), cores: cores.len() });
             }
             let first = index * each + index.min(more);
             cores.into_iter().skip(first).take(each + usize::from(index < more)).flatten().collect()
@@ -100,9 +106,7 @@ pub fn cpus(root: &Path, mode: &str, local: u32) -> Result<Vec<u32>, String> {
         }
     };
     if chosen.is_empty() {
-        return Err(format!(
-            "--numa-binding {mode}: the machine names no processors near accelerator {local}; drop the option"
-        ));
+        return Err(BindingError::NoProcessors { mode: mode.into(), accelerator: local });
     }
     Ok(chosen.into_iter().collect())
 }
@@ -154,6 +158,6 @@ mod tests {
 
     #[test]
     fn a_machine_without_accelerators_is_named() {
-        assert!(cpus(Path::new("/nonexistent"), "node", 0).unwrap_err().contains("has 0"));
+        assert!(cpus(Path::new("/nonexistent"), "node", 0).unwrap_err().to_string().contains("has 0"));
     }
 }

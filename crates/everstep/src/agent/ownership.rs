@@ -12,9 +12,10 @@ use everstep_checkpoint::retain::Policy;
 use everstep_core::agent::event::Event;
 use everstep_core::exit_code::ExitCode;
 use everstep_core::id::Generation;
+use everstep_core::message::ExitReason;
 use everstep_core::ownership::SILENCE;
 use everstep_wire::raw::from_text;
-use everstep_wire::worker::{Reply, Request};
+use everstep_wire::worker::{Persist, Reply, WorkerId};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -65,22 +66,9 @@ impl Claims {
 
 impl Driver {
     /// Handles a worker's request to write its checkpoints to a directory.
-    pub(super) fn persist_to(&mut self, asked: Request, answer: oneshot::Sender<Reply>) {
-        let Request::Persist {
-            generation,
-            local_rank,
-            rank,
-            directory,
-            run,
-            keep,
-            keep_every,
-            keep_epochs,
-            bandwidth,
-            exactly,
-        } = asked
-        else {
-            return;
-        };
+    pub(super) fn persist_to(&mut self, from: WorkerId, persist: Persist, answer: oneshot::Sender<Reply>) {
+        let WorkerId { generation, rank, local_rank } = from;
+        let Persist { directory, run, keep, keep_every, keep_epochs, bandwidth, exactly } = persist;
         places::remember_checkpoints(&self.template.job, &directory);
         let every = (keep_every > 0).then(|| Duration::from_secs(keep_every));
         let keep = Policy { last: keep as usize, every, epochs: keep_epochs, abandoned: false };
@@ -140,11 +128,13 @@ impl Driver {
                 match &e {
                     // First, so that the worker's end is not taken for a failure.
                     ClaimError::Refused(_) => {
-                        self.event(Event::Refused { code: ExitCode::Refused.number(), why }).await;
+                        self.event(Event::Refused(ExitReason { code: ExitCode::Refused.number(), why })).await;
                     }
-                    // This may be this node's trouble alone: the others, or a spare, go on without it.
+                    // This may be this node's trouble alone: the others, or a spare, go on without
+                    // it.
                     ClaimError::Io(..) => {
-                        self.end = Some(End { code: ExitCode::Refused.number(), why, first_error: None });
+                        self.end =
+                            Some(End { code: ExitCode::Refused.number(), why, first_error: None, hurried: false });
                     }
                 }
                 let _ = answer.send(Reply::Refused { why: e.to_string() });

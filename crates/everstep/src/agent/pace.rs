@@ -4,12 +4,12 @@
 use everstep_checkpoint::board::{Board, Network, Word, monotonic};
 use everstep_checkpoint::format::digest::CHUNK_BYTES;
 use everstep_checkpoint::replicate::push::{Gate, Pass, Window};
-use everstep_core::interleave::{Cost, Kept, capacity, interval, schedule};
+use everstep_core::interleave::Kept;
+use everstep_core::outlook::outlook;
 use everstep_core::pacing::{Admission, EXTENT, Known, LOOK, Lane, Pacer, share};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 /// Streams per peer.
 pub const STREAMS: usize = 2;
@@ -29,26 +29,11 @@ impl Speed {
     }
 }
 
-/// Describes for people what the profile in `path` means for copies of `bytes` per step at this
-/// speed: how often they go out, and how they fit into the idle time.
-pub fn outlook(path: &Path, bytes: u64, speed: f64) -> Option<String> {
+/// Describes for people how copies of `bytes` per step fit into the profile in `path` at this
+/// speed.
+fn describe(path: &Path, bytes: u64, speed: f64) -> Option<String> {
     let kept: Kept = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
-    let (length, idle) = (kept.iteration.length.as_secs_f64(), kept.iteration.idle);
-    let cost = Cost { latency: 0.0, bytes_per_second: speed };
-    let fits = capacity(&idle, EXTENT as u64, cost);
-    let every = match interval(bytes, fits) {
-        1 => {
-            let last = schedule(&idle, bytes, EXTENT as u64, cost).last().map_or(0, |c| c.span + 1);
-            format!("each step's are sent by the end of idle span {last} of {}", idle.len())
-        }
-        n => format!("they go out every {n} steps"),
-    };
-    let share = idle.iter().sum::<Duration>().as_secs_f64() / length.max(1e-9) * 100.0;
-    Some(format!(
-        "copies of {:.1} MB per step: the training network is idle for {share:.0} % of {length:.3} s, enough for {:.1} MB: {every}",
-        bytes as f64 / 1e6,
-        fits as f64 / 1e6
-    ))
+    Some(outlook(&kept.iteration, bytes, speed))
 }
 
 /// The gate of one step's copies.
@@ -97,7 +82,7 @@ impl Paced {
     pub fn outlook(&self, profile: &Path) -> Option<String> {
         let known = self.boards.iter().any(|b| b.network() == Network::Known);
         let bytes = self.pacer.lock().ok()?.bytes();
-        self.speed.get().filter(|_| known).and_then(|speed| outlook(profile, bytes, speed))
+        self.speed.get().filter(|_| known).and_then(|speed| describe(profile, bytes, speed))
     }
 
     /// Returns what may be under way to one peer over `streams` streams.

@@ -2,7 +2,8 @@
 
 use super::pace::{Paced, STREAMS};
 use everstep_checkpoint::arena::Slot;
-use everstep_checkpoint::erasure::encode::{Streams, Task, encode};
+use everstep_checkpoint::erasure::encode::{Task, encode};
+use everstep_checkpoint::erasure::streams::Streams;
 use everstep_checkpoint::replicate::holder::Holder;
 use everstep_checkpoint::replicate::protocol::{ParityWant, Peer, Want};
 use everstep_core::id::{Generation, Step};
@@ -21,6 +22,15 @@ pub struct Moment {
     pub base: Option<Step>,
 }
 
+/// What a node has to compute with.
+#[derive(Clone, Copy)]
+pub struct Node<'a> {
+    pub holder: &'a Holder,
+    pub streams: &'a Streams,
+    /// Its own shards of the step.
+    pub slots: &'a [Arc<Slot>],
+}
+
 /// Computes stripes. `like` is another agent of this job, at any address.
 ///
 /// # Errors
@@ -29,18 +39,24 @@ pub fn compute(
     stripes: &[Stripe],
     at: &Moment,
     like: &Peer,
-    (holder, streams, own): (&Holder, &Streams, &[Arc<Slot>]),
+    Node { holder, streams, slots }: Node<'_>,
     gate: &mut Paced,
 ) -> io::Result<()> {
     let window = gate.window(STREAMS);
     // Other nodes' shards are about as long as this one's: as much comes in, and all of the parity
     // but the first part goes out.
-    let shards: u64 = own.iter().map(|s| s.region_bytes()).sum();
+    let shards: u64 = slots.iter().map(|s| s.region_bytes()).sum();
     let (data, out) = stripes.first().map_or((1, 0), |s| (s.members.len() as u64, s.keepers.len() as u64));
     let under_way = window.extent * window.buffers * window.streams * data as usize;
     gate.expect(shards + shards / data * out, under_way as u64);
     let gate = &*gate;
-    stripes.iter().try_for_each(|stripe| encode(&task(stripe, at, like, holder.run()), holder, streams, gate, window))
+    stripes.iter().try_for_each(|stripe| {
+        let task = task(stripe, at, like, holder.run());
+        // SAFETY: the core begins one round of replication at a time, this thread computes all of
+        // its stripes, and no stripe is given to two nodes. Keepers are brought its other parity
+        // shards.
+        unsafe { encode(&task, holder, streams, gate, window) }
+    })
 }
 
 fn task(stripe: &Stripe, at: &Moment, like: &Peer, run: u64) -> Task {

@@ -1,27 +1,29 @@
-//! The driver's part in replication: streams to and from other agents, slots pinned and released, shards fetched.
+//! The driver's part in replication: streams to and from other agents, slots pinned and released,
+//! shards fetched.
 
 use super::Driver;
+use super::elsewhere::WaitingSlots;
 use super::input::Input;
 use super::launch::{board_path, profile_path};
+use super::own_slots::Own;
 use super::pace::{Paced, STREAMS, Speed};
 use super::parity;
-use super::storage::SLOTS_LOOKED_AT;
+use super::workers::Worker;
 use crate::listening::Place;
-use everstep_checkpoint::arena::{Pin, Slot, job_hash, run_label, slot_paths};
+use everstep_checkpoint::arena::{Pin, Slot, job_hash, run_label};
 use everstep_checkpoint::board::Board;
-use everstep_checkpoint::erasure::encode::Streams;
-use everstep_checkpoint::mapped::Mapped;
+use everstep_checkpoint::erasure::streams::Streams;
 use everstep_checkpoint::persist::Target;
 use everstep_checkpoint::replicate::holder::{Held, Holder, forget_readers};
 use everstep_checkpoint::replicate::protocol::Peer;
 use everstep_checkpoint::replicate::push::Link;
-use everstep_core::agent::event::Event;
+use everstep_core::agent::event::CrewEvent;
 use everstep_core::id::{Generation, Rank, Step};
-use everstep_core::message::{Holding, Redundancy, Replication, Source, Tier};
+use everstep_core::message::{Holding, Redundancy, Replication, Source, Tier, Unreadable};
 use everstep_wire::raw::{from_text, to_text};
 use everstep_wire::token::Token;
 use everstep_wire::worker::Reply;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -51,40 +53,50 @@ pub struct Replicas {
     told: Arc<AtomicBool>,
     /// Where each rank of this node restores from, and what can heal it.
     sources: BTreeMap<Rank, Source>,
+    /// Held by whoever fills a slot of a worker, by local rank.
+    filling: BTreeMap<u32, Arc<Mutex<()>>>,
     /// The latest trouble, so that it is said once.
     said: Arc<Mutex<String>>,
 }
 
-/// The slots of this node's workers, for any thread.
-#[derive(Clone)]
-pub struct Own {
-    directories: Vec<PathBuf>,
-    mapped: Arc<Mapped>,
+/// What a node keeps for others of the step that all hold.
+#[derive(Clone, Copy, Debug)]
+pub struct Keeps<'a> {
+    /// Copies of these ranks' shards.
+    pub shards: &'a [Rank],
+    /// Parity of these stripes.
+    pub parity: &'a [u32],
 }
 
-impl Own {
-    /// Those in these directories.
-    pub fn of(directories: Vec<PathBuf>) -> Self {
-        Own { directories, mapped: Arc::default() }
-    }
-
-    /// Those of one worker.
-    pub fn slots(&self, local: u32) -> Vec<Arc<Slot>> {
-        let paths = self.directories.iter().flat_map(|d| slot_paths(d, local, SLOTS_LOOKED_AT));
-        paths.filter_map(|p| self.mapped.open(&p).ok()).collect()
-    }
+/// What a worker waits to restore.
+#[derive(Clone, Copy, Debug)]
+struct Restore {
+    generation: Generation,
+    rank: Rank,
+    /// The worker's local rank.
+    local: u32,
+    step: Step,
+    /// How to pin the slot if the step goes to durable storage.
+    persist: Option<Pin>,
 }
 
 impl Replicas {
-    /// Listens for other agents. The caller has the node lock: the previous agent has ended, and so have its workers.
+    /// Listens for other agents.
+    ///
+    /// # Safety
+    /// The caller has the node lock: the previous agent has ended, and so have its workers. The
+    /// lock outlives the value.
     ///
     /// # Errors
     /// When there is no port.
-    pub fn start(place: &Place, job: &str, directories: Vec<PathBuf>) -> std::io::Result<Self> {
+    pub unsafe fn start(place: &Place, job: &str, directories: Vec<PathBuf>) -> std::io::Result<Self> {
         let listener = place.bind_blocking(0)?;
         let port = listener.local_addr()?.port();
-        forget_readers(&directories);
-        let holder = Arc::new(Holder::new(directories.clone(), job_hash(job)));
+        // SAFETY: whoever has the node's lock is the node's only agent. It has not begun to read.
+        let holder = Arc::new(unsafe {
+            forget_readers(&directories);
+            Holder::new(directories.clone(), job_hash(job))
+        });
         let memory = directories.first().cloned().unwrap_or_default();
         holder.set_boards(move || (0..).map_while(|local| Board::open(&board_path(&memory, local)).ok()).collect());
         let serving = Arc::clone(&holder);
@@ -102,6 +114,7 @@ impl Replicas {
             speed: Arc::default(),
             told: Arc::default(),
             sources: BTreeMap::new(),
+            filling: BTreeMap::new(),
             said: Arc::default(),
         })
     }
@@ -127,6 +140,11 @@ impl Replicas {
         &self.own
     }
 
+    /// What is held by whoever fills a slot of this worker.
+    pub fn filling(&mut self, local: u32) -> Arc<Mutex<()>> {
+        Arc::clone(self.filling.entry(local).or_default())
+    }
+
     /// A generation begins: what memory holds, and nothing older may come in any more.
     pub fn begin(&mut self, generation: Generation, workers: u32) -> Vec<Holding> {
         self.holder.raise_floor(generation.0);
@@ -141,7 +159,8 @@ impl Replicas {
         self.holder.held().iter().filter(|h| !h.parity).filter_map(holding).collect()
     }
 
-    /// A worker has said which run its checkpoints are of: what memory holds of it, if that is news.
+    /// A worker has said which run its checkpoints are of: what memory holds of it, if that is
+    /// news.
     pub fn belongs_to(&self, run: &str) -> Option<Vec<Holding>> {
         let held = || self.holder.held().iter().filter(|h| !h.parity).filter_map(holding).collect();
         self.holder.set_run(run_label(run)).then(held)
@@ -157,14 +176,7 @@ impl Replicas {
     }
 
     /// A step is held by all: only it is pinned from now on.
-    pub fn committed(
-        &self,
-        generation: Generation,
-        step: Step,
-        (keeps, keeps_parity): (&[Rank], &[u32]),
-        workers: u32,
-        world_size: u32,
-    ) {
+    pub fn committed(&self, generation: Generation, step: Step, keeps: Keeps<'_>, workers: u32, world_size: u32) {
         for local in 0..workers {
             for slot in self.own.slots(local).iter().filter(|s| s.pinned_for(Pin::Replicate)) {
                 let older = slot.label().is_none_or(|l| (l.generation, l.step) < (generation.0, step.0));
@@ -173,9 +185,9 @@ impl Replicas {
                 }
             }
         }
-        let keeps: Vec<(u64, u64)> = keeps.iter().map(|r| (u64::from(r.0), u64::from(world_size))).collect();
-        let parity: Vec<(u64, u64)> = keeps_parity.iter().map(|n| (u64::from(*n), u64::from(world_size))).collect();
-        self.holder.keep_only(&keeps, &parity);
+        let shards: Vec<(u64, u64)> = keeps.shards.iter().map(|r| (u64::from(r.0), u64::from(world_size))).collect();
+        let parity: Vec<(u64, u64)> = keeps.parity.iter().map(|n| (u64::from(*n), u64::from(world_size))).collect();
+        self.holder.keep_only(&shards, &parity);
     }
 }
 
@@ -190,58 +202,22 @@ fn holding(held: &Held) -> Option<Holding> {
     })
 }
 
-/// A step and its slots by local rank.
-type Pinned = (Step, Vec<Arc<Slot>>);
-
-/// Slots of all local ranks for the first step from `from` on that all of them have sealed, pinned. What was pinned for
-/// another round is let go, but for the step to go back to.
-fn pin_all(own: &Own, workers: u32, generation: Generation, (from, base): (Step, Option<Step>)) -> Option<Pinned> {
-    let sealed = |s: &Arc<Slot>| s.label().filter(|l| l.generation == generation.0 && l.step >= from.0).map(|l| l.step);
-    let all: Vec<Vec<Arc<Slot>>> = (0..workers).map(|local| own.slots(local)).collect();
-    let mut steps: Vec<u64> = all.first()?.iter().filter_map(sealed).collect();
-    steps.sort_unstable();
-    let step = steps.into_iter().find(|step| all.iter().all(|slots| slots.iter().any(|s| sealed(s) == Some(*step))));
-    release(own, workers, generation, |s| Some(s) != base && Some(s.0) != step);
-    let step = step?;
-    let mut pinned = Vec::new();
-    for slots in all {
-        let found = slots.into_iter().find(|s| sealed(s) == Some(step))?;
-        // It may have been overwritten until it was pinned.
-        let held = found.pin(Pin::Replicate) && sealed(&found) == Some(step);
-        pinned.push(found);
-        if !held {
-            pinned.iter().for_each(|s: &Arc<Slot>| s.release(Pin::Replicate));
-            return None;
-        }
-    }
-    Some((Step(step), pinned))
-}
-
-/// Lets go of steps of this generation that were pinned for other nodes.
-fn release(own: &Own, workers: u32, generation: Generation, goes: impl Fn(Step) -> bool) {
-    for slot in (0..workers).flat_map(|local| own.slots(local)).filter(|s| s.pinned_for(Pin::Replicate)) {
-        if slot.label().is_some_and(|l| l.generation == generation.0 && goes(Step(l.step))) {
-            slot.release(Pin::Replicate);
-        }
-    }
-}
-
 /// Watches a worker's board for sealed steps until `over`.
 pub fn watch(
     board: Board,
     wish: Redundancy,
-    who: (Generation, u32),
+    generation: Generation,
+    local_rank: u32,
     over: Arc<AtomicBool>,
     inbox: mpsc::UnboundedSender<Input>,
 ) {
-    let (generation, local_rank) = who;
     let look = move || {
         let mut seen = 0;
         while !over.load(Ordering::Acquire) {
             let now = board.await_sealed(seen, WATCH);
             if now != seen && now > 0 {
                 let step = Step(now - 1);
-                let _ = inbox.send(Input::Core(Event::Sealed { generation, local_rank, step, wish }));
+                let _ = inbox.send(Input::crew(generation, CrewEvent::Sealed { local_rank, step, wish }));
             }
             seen = now;
         }
@@ -257,7 +233,8 @@ impl Driver {
         generation: Generation,
         from: Step,
         plan: Replication,
-        (base, round): (Option<Step>, u64),
+        base: Option<Step>,
+        round: u64,
     ) {
         let Some(crew) = &self.crew else { return };
         let (workers, replicas) = (crew.slot.workers, &self.replicas);
@@ -277,7 +254,7 @@ impl Driver {
                 return;
             }
             let mut digests: Vec<(u32, u64)> = Vec::new();
-            let pinned = pin_all(&own, workers, generation, (from, base));
+            let pinned = own.pin_all(workers, generation, from, base);
             // Others compute parity of what is pinned now; or hear that there is nothing.
             holder.taken.set(generation.0, round, pinned.iter().flat_map(|(_, slots)| slots.clone()).collect());
             let step = pinned.and_then(|(step, slots)| {
@@ -286,7 +263,8 @@ impl Driver {
                     send(&slots, &peers, base, &links, &mut gate)
                 } else {
                     let at = parity::Moment { generation, step, world_size: size, round, base };
-                    parity::compute(&plan.stripes, &at, &peer, (&holder, &streams, &slots), &mut gate)
+                    let node = parity::Node { holder: &holder, streams: &streams, slots: &slots };
+                    parity::compute(&plan.stripes, &at, &peer, node, &mut gate)
                 };
                 match sent {
                     Ok(()) => {
@@ -311,10 +289,10 @@ impl Driver {
             });
             if step.is_none() && !over.load(Ordering::Acquire) {
                 // Another step will be named, for which there must be a slot.
-                release(&own, workers, generation, |s| Some(s) != base);
+                own.release(workers, generation, |s| Some(s) != base);
             }
             let digests = step.map_or_else(Vec::new, |_| std::mem::take(&mut digests));
-            let _ = inbox.send(Input::Core(Event::Replicated { generation, step, digests, round }));
+            let _ = inbox.send(Input::crew(generation, CrewEvent::Replicated { step, digests, round }));
         });
     }
 
@@ -322,33 +300,35 @@ impl Driver {
     pub(super) fn answer_restores(
         &mut self,
         generation: Generation,
-        (step, persist): (Option<Step>, bool),
+        step: Option<Step>,
+        persist: bool,
         sources: &[Source],
         found: bool,
     ) {
         let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
         crew.restored = step;
-        self.last.goes_on_from(generation, step.filter(|_| persist), crew.world_size);
+        self.last.goes_on_from(generation, step, persist, crew.world_size);
         self.release_what_did_not_happen();
         let Some(crew) = &self.crew else { return };
         let (first, run) = (crew.slot.first_rank.0, self.replicas.holder.run());
+        let with_destination = |(local, w): (&u32, &Worker)| w.destination.as_ref().map(|_| *local);
+        let durable: BTreeSet<u32> = crew.workers.iter().filter_map(with_destination).collect();
         for (rank, answer) in std::mem::take(&mut self.restores) {
             let local = rank.0.saturating_sub(first);
-            let durable = crew.workers.get(&local).is_some_and(|w| w.destination.is_some());
-            let persist = (persist && durable).then_some(Pin::Persist);
+            let persist = (persist && durable.contains(&local)).then_some(Pin::Persist);
             let source = sources.get(local as usize).cloned();
             if let Some(source) = &source {
                 self.replicas.sources.insert(rank, source.clone());
             }
             match (step, source) {
                 (Some(step), Some(source)) if matches!(source.tier, Tier::Peer | Tier::Parity) => {
-                    self.fetch(generation, (rank, local), step, (&source, persist), answer);
+                    self.fetch(Restore { generation, rank, local, step, persist }, &source, answer);
                 }
                 (step, source) => {
                     let tier = source.map(|s| s.tier);
                     if let (Some(step), Some(Tier::Memory)) = (step, tier) {
-                        // It stays until what comes after it is held by all. Of two with this number an earlier generation's is
-                        // of a past that did not happen.
+                        // It stays until what comes after it is held by all. Of two with this
+                        // number an earlier generation's is of a past that did not happen.
                         let slots = self.replicas.own.slots(local);
                         let of_step = |s: &&Arc<Slot>| {
                             s.label().filter(|l| l.step == step.0 && l.run == run).map(|l| l.generation)
@@ -364,7 +344,8 @@ impl Driver {
         }
     }
 
-    /// Slots that an earlier generation captured for durable storage after the step that all go on from.
+    /// Slots that an earlier generation captured for durable storage after the step that all go on
+    /// from.
     fn release_what_did_not_happen(&self) {
         let Some(crew) = &self.crew else { return };
         for (local, worker) in &crew.workers {
@@ -379,24 +360,23 @@ impl Driver {
         }
     }
 
-    fn fetch(
-        &self,
-        generation: Generation,
-        (rank, local): (Rank, u32),
-        step: Step,
-        (source, persist): (&Source, Option<Pin>),
-        answer: oneshot::Sender<Reply>,
-    ) {
-        let (directories, inbox) = (self.replicas.own.directories.clone(), self.inbox.clone());
-        let (tier, from) = (source.tier, self.replicas.elsewhere(source));
-        tokio::task::spawn_blocking(move || match from.fetch(&directories, local, persist) {
+    fn fetch(&mut self, restore: Restore, source: &Source, answer: oneshot::Sender<Reply>) {
+        let Restore { generation, rank, local, step, persist } = restore;
+        let Some(over) = self.crew.as_ref().map(|c| c.over.clone()) else { return };
+        let (directories, filling) = (self.replicas.own.directories().to_vec(), self.replicas.filling(local));
+        let into = WaitingSlots { directories, local, filling, over };
+        let (tier, from, inbox) = (source.tier, self.replicas.elsewhere(source), self.inbox.clone());
+        tokio::task::spawn_blocking(move || match from.fetch(&into, persist) {
             Ok(path) => {
                 let path = Some(to_text(&path));
                 let _ = answer.send(Reply::Restore { step: Some(step), tier: Some(tier), path, found: false });
             }
             Err(e) => {
-                crate::say!("step {step} of rank {rank} could not be had from other nodes: {e}");
-                let _ = inbox.send(Input::Core(Event::RestoreFailed { generation, rank, step, tier }));
+                if !into.over.load(Ordering::Acquire) {
+                    crate::say!("step {step} of rank {rank} could not be had from other nodes: {e}");
+                    let failed = CrewEvent::RestoreFailed(rank, Unreadable { step, tier });
+                    let _ = inbox.send(Input::crew(generation, failed));
+                }
                 // The worker waits: its generation is over.
                 let _ = answer.send(Reply::Refused { why: "the world forms anew".into() });
             }
@@ -412,7 +392,7 @@ impl Driver {
             .iter()
             .flat_map(|c| c.workers.values())
             .find_map(|w| w.destination.clone().filter(|d| d.rank == rank).map(|d| d.directory));
-        let inside = is_slot_of(&self.replicas.own.directories, &path);
+        let inside = is_slot_of(self.replicas.own.directories(), &path);
         let over = self.crew.as_ref().map(|c| c.over.clone()).unwrap_or_default();
         tokio::task::spawn_blocking(move || {
             let healed = inside && from.heal(path.as_path(), durable.as_deref(), chunks.clone(), &over);

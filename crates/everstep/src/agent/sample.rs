@@ -27,7 +27,8 @@ fn trainer(launched: u32, board: &Board) -> Option<Trainer> {
             // 256 and more: its script failed.
             _ => TrainerEnd::Vanished,
         };
-        // Whatever it wrote, it wrote before it ended; another process may have claimed the board since.
+        // Whatever it wrote, it wrote before it ended; another process may have claimed the board
+        // since.
         (ended && board.is_of(pid)).then_some(end)
     };
     (pid != 0 && pid != launched).then(|| Trainer { pid, end: end() })

@@ -26,8 +26,9 @@ fn written(path: &Path, from: u64) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Returns whether a process has a handler for the signal. Without one it would die of it: the process
-/// that trains may have replaced itself with another program (`exec`), or may not be there yet.
+/// Returns whether a process has a handler for the signal. Without one it would die of it: the
+/// process that trains may have replaced itself with another program (`exec`), or may not be there
+/// yet.
 fn catches(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
@@ -43,7 +44,8 @@ impl Driver {
         for (local, worker) in crew.workers.iter().filter(|(_, w)| w.pid != 0 && w.board.get(Word::Stacks) == 1) {
             let path = self.template.streams.stacks(crew.restarts, *local);
             let size = std::fs::metadata(&path).map_or(0, |m| m.len());
-            // The word is set by the process that trains. A launcher in front of it would die of the signal.
+            // The word is set by the process that trains. A launcher in front of it would die of
+            // the signal.
             let trains = (worker.board.worker_lives() == Some(true)).then(|| worker.board.worker());
             let pid =
                 trains.filter(|pid| catches(*pid)).and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);

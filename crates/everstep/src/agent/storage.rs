@@ -9,11 +9,13 @@ use everstep_checkpoint::direct::Throttle;
 use everstep_checkpoint::format::mark::Mark;
 use everstep_checkpoint::persist::{self, Target};
 use everstep_checkpoint::retain::Policy;
+use everstep_checkpoint::reuse::{Candidate, reusable};
 use everstep_core::id::{Generation, Rank, RunId};
 use everstep_core::message::ShardFile;
 use everstep_wire::private::{self, Directory, Root};
 use everstep_wire::raw::to_text;
 use everstep_wire::worker::Reply;
+use std::io::{Error, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -103,9 +105,9 @@ pub fn reserve(memory: &Path, spill: &Path, local_rank: u32, bytes: u64, slots: 
     }
 }
 
-/// Removes a worker's slots from memory after new ones were reserved on disk. Those in use stay, and
-/// all of them stay until two newer steps are complete on disk: other ranks may not have the newest.
-/// Returns whether none is left in memory.
+/// Removes a worker's slots from memory after new ones were reserved on disk. Those in use stay,
+/// and all of them stay until two newer steps are complete on disk: other ranks may not have the
+/// newest. Returns whether none is left in memory.
 pub fn release_memory(memory: &Path, spill: &Path, local_rank: u32) -> bool {
     let slots = |of: &Path| slot_paths(of, local_rank, SLOTS_LOOKED_AT).into_iter().filter(|p| p.exists());
     let sealed = |of: &Path| -> Vec<(u64, u64)> {
@@ -132,7 +134,9 @@ pub fn release_memory_when_sealed(memory: &Path, spill: &Path, local_rank: u32, 
 
 /// Returns a slot of a worker that may be overwritten, of at least `need` bytes: an empty one if
 /// possible, otherwise the oldest. A slot with `step`, which is being restored, is not free: it
-/// belongs to another rank now, which fetches it from here.
+/// belongs to another rank now, which fetches it from here. The directories in which the worker has
+/// slots are tried in their order: those in memory stay for a while after the worker has got others
+/// on disk. A worker without slots gets one in the first directory, which is memory.
 ///
 /// # Errors
 /// `ResourceBusy` if all slots are needed, and those of making room.
@@ -140,26 +144,43 @@ pub fn free_slot(
     directories: &[PathBuf],
     local_rank: u32,
     need: u64,
-    (slots, step): (u32, u64),
+    slots: u32,
+    step: u64,
 ) -> std::io::Result<(PathBuf, Slot)> {
-    // Where the worker's slots are, if it has any; otherwise the first directory, which is memory.
     let has_any = |d: &&PathBuf| slot_paths(d, local_rank, slots).iter().any(|p| p.exists());
-    let directory = directories.iter().find(has_any).or(directories.first()).ok_or(std::io::ErrorKind::NotFound)?;
-    let mut free: Vec<_> = slot_paths(directory, local_rank, slots)
-        .into_iter()
-        .filter_map(|path| {
-            let slot = Slot::open(&path).ok();
-            let in_use = slot.as_ref().is_some_and(Slot::in_use);
-            let label = slot.and_then(|s| s.label());
-            let needed = in_use || label.is_some_and(|l| l.step == step);
-            (!needed).then(|| (label.map(|l| (l.generation, l.step)), path))
-        })
-        .collect();
-    free.sort();
-    let (_, path) = free.into_iter().next().ok_or(std::io::ErrorKind::ResourceBusy)?;
+    let mut with_slots: Vec<&PathBuf> = directories.iter().filter(has_any).collect();
+    if with_slots.is_empty() {
+        with_slots.extend(directories.first());
+    }
+    let mut found = Err(ErrorKind::NotFound.into());
+    for directory in with_slots {
+        found = free_slot_in(directory, local_rank, need, slots, step);
+        let may_be_elsewhere = |e: &Error| matches!(e.kind(), ErrorKind::StorageFull | ErrorKind::ResourceBusy);
+        if !found.as_ref().is_err_and(may_be_elsewhere) {
+            break;
+        }
+    }
+    found
+}
+
+fn free_slot_in(
+    directory: &Path,
+    local_rank: u32,
+    need: u64,
+    slots: u32,
+    step: u64,
+) -> std::io::Result<(PathBuf, Slot)> {
+    let candidates = slot_paths(directory, local_rank, slots).into_iter().map(|path| {
+        let slot = Slot::open(&path).ok();
+        let in_use = slot.as_ref().is_some_and(Slot::in_use);
+        let label = slot.and_then(|s| s.label());
+        let needed = in_use || label.is_some_and(|l| l.step == step);
+        Candidate { slot: path, holds: label.map(|l| (l.generation, l.step)), needed }
+    });
+    let path = reusable(candidates).ok_or(ErrorKind::ResourceBusy)?;
     let more = need.saturating_sub(std::fs::metadata(&path).map_or(0, |m| m.len()));
     if more > 0 && more + HEADROOM_BYTES > free_bytes(directory) {
-        return Err(std::io::ErrorKind::StorageFull.into());
+        return Err(ErrorKind::StorageFull.into());
     }
     let slot = Slot::reserve(&path, need)?;
     if more > 0 {
@@ -175,28 +196,30 @@ pub fn release(path: &Path) {
     }
 }
 
+/// Why a shard is not on durable storage.
+#[derive(Debug, thiserror::Error)]
+pub enum ShardError {
+    #[error("cannot open {}: {source}", path.display())]
+    Slot { path: PathBuf, source: Error },
+    #[error("step {step} of rank {rank} could not be written to {}: {source}; earlier checkpoints are kept", directory.display())]
+    Unwritten { step: u64, rank: Rank, directory: PathBuf, source: Error },
+}
+
 /// Writes one slot to durable storage.
 ///
 /// # Errors
-/// A sentence for the user.
-pub fn write_shard(path: &Path, to: &Destination, mark: &Mark, step: u64) -> Result<ShardFile, String> {
-    let slot = Arc::new(Slot::open(path).map_err(|e| format!("cannot open {}: {e}", path.display()))?);
+/// [`ShardError`].
+pub fn write_shard(path: &Path, to: &Destination, mark: &Mark, step: u64) -> Result<ShardFile, ShardError> {
+    let slot = Slot::open(path).map_err(|source| ShardError::Slot { path: path.into(), source })?;
+    let slot = Arc::new(slot);
     let throttle = Throttle::new(to.bandwidth);
     let written = persist::write_shard(&slot, &to.directory, mark, step, to.rank, &throttle);
-    written.map_err(|e| unwritten(to, step, &e))
+    written.map_err(|source| ShardError::Unwritten { step, rank: to.rank, directory: to.directory.clone(), source })
 }
 
-fn unwritten(to: &Destination, step: u64, why: &impl std::fmt::Display) -> String {
-    format!(
-        "step {step} of rank {} could not be written to {}: {why}; earlier checkpoints are kept",
-        to.rank,
-        to.directory.display()
-    )
-}
-
-/// Like [`write_shard`], for a shard that is not written because of `why`.
-pub fn refuse_shard(to: &Destination, step: u64, why: &std::io::Error) -> Result<ShardFile, String> {
-    Err(unwritten(to, step, why))
+/// Like [`write_shard`], for a shard that is not written because of `source`.
+pub fn refuse_shard(to: &Destination, step: u64, source: Error) -> Result<ShardFile, ShardError> {
+    Err(ShardError::Unwritten { step, rank: to.rank, directory: to.directory.clone(), source })
 }
 
 /// Returns whether workers of this node have left slots behind.
@@ -221,7 +244,8 @@ pub fn discard(job: &str, node: &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::replicas::{Own, Replicas};
+    use super::super::own_slots::Own;
+    use super::super::replicas::Replicas;
     use super::*;
     use crate::listening::Place;
     use everstep_checkpoint::arena::{Label, slot_bytes};
@@ -230,11 +254,12 @@ mod tests {
     /// Makes a slot that holds nothing but a step.
     fn sealed(path: &Path, step: u64) -> Arc<Slot> {
         let slot = Arc::new(Slot::reserve(path, slot_bytes(4096, 4096)).expect("room"));
-        assert!(slot.begin());
+        // SAFETY: nobody else uses the slot.
+        let writing = unsafe { slot.begin() }.expect("it is not in use");
         let purpose = Purpose::Recovery;
         let label = Label { run: 1, rank: 0, world_size: 1, generation: 1, step, purpose, shared: false };
-        slot.describe(label, b"{}", 0).expect("it fits");
-        slot.finish(None);
+        writing.describe(label, b"{}", 0).expect("it fits");
+        writing.seal(None);
         slot
     }
 
@@ -242,16 +267,19 @@ mod tests {
     fn an_agent_that_starts_forgets_who_read_slots_before() {
         let node = tempfile::tempdir().expect("a directory");
         let slot = sealed(&node.path().join("local-0-slot-1"), 7);
+        // SAFETY: nobody else uses the slot.
+        let begins = |slot: &Arc<Slot>| unsafe { slot.begin() };
         assert!(slot.pin(Pin::Persist));
         std::mem::forget(slot.read().expect("it is sealed"));
         slot.release(Pin::Persist);
-        assert!(!slot.begin(), "a dead agent seems to read it");
+        assert!(begins(&slot).is_none(), "a dead agent seems to read it");
         assert!(slot.pin(Pin::Persist));
         let place = Place::at("127.0.0.1", false).expect("loopback");
-        let _started = Replicas::start(&place, "job", vec![node.path().into()]).expect("a port");
+        // SAFETY: nobody else uses the directory.
+        let _started = unsafe { Replicas::start(&place, "job", vec![node.path().into()]) }.expect("a port");
         assert!(slot.pinned_for(Pin::Persist), "it is still to be written");
         slot.release(Pin::Persist);
-        assert!(slot.begin(), "nobody reads it");
+        assert!(begins(&slot).is_some(), "nobody reads it");
     }
 
     #[test]
@@ -297,7 +325,7 @@ mod tests {
         let directories = [node.path().to_owned()];
         let slots: Vec<Arc<Slot>> =
             (1..).zip(slot_paths(node.path(), 0, 3)).map(|(step, path)| sealed(&path, step)).collect();
-        let free = || free_slot(&directories, 0, 4096, (3, 9)).map(|(path, _)| path);
+        let free = || free_slot(&directories, 0, 4096, 3, 9).map(|(path, _)| path);
         let mut readers = Vec::new();
         for slot in &slots {
             assert_eq!(free().expect("it is the oldest that is not read"), slot.path());
@@ -308,5 +336,20 @@ mod tests {
         assert_eq!(free().expect_err("all are read").kind(), std::io::ErrorKind::ResourceBusy);
         readers.pop();
         assert_eq!(free().expect("nobody reads the last one any more"), slots[2].path());
+    }
+
+    #[test]
+    fn a_free_slot_on_disk_is_found_while_those_in_memory_are_needed() {
+        let (memory, spill) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+        let paths = |of: &tempfile::TempDir| slot_paths(of.path(), 0, 2);
+        let in_memory: Vec<_> = (7..).zip(paths(&memory)).map(|(step, path)| sealed(&path, step)).collect();
+        let on_disk: Vec<_> = (5..).zip(paths(&spill)).map(|(step, path)| sealed(&path, step)).collect();
+        let directories = [memory.path().to_owned(), spill.path().to_owned()];
+        let free = || free_slot(&directories, 0, slot_bytes(4096, 4096), 2, 9).map(|(path, _)| path);
+        assert_eq!(free().expect("one in memory is free"), in_memory[0].path());
+        assert!(in_memory.iter().all(|slot| slot.pin(Pin::Replicate)));
+        assert_eq!(free().expect("one on disk is free"), on_disk[0].path());
+        assert!(on_disk.iter().all(|slot| slot.pin(Pin::Replicate)));
+        assert_eq!(free().expect_err("all are needed").kind(), ErrorKind::ResourceBusy);
     }
 }

@@ -16,13 +16,21 @@ pub struct Std {
     ranks: BTreeMap<u32, u8>,
 }
 
+/// An option that chooses no streams.
+#[derive(Debug, thiserror::Error)]
+#[error("{option} {text:?} is neither 0, 1, 2, 3 nor a list like 0:3,1:1")]
+pub struct NotStreams {
+    option: String,
+    text: String,
+}
+
 impl Std {
     /// Parses `3` or `0:3,1:1`.
     ///
     /// # Errors
-    /// A sentence for the user.
-    pub fn parse(option: &str, text: &str) -> Result<Self, String> {
-        let bad = || format!("{option} {text:?} is neither 0, 1, 2, 3 nor a list like 0:3,1:1");
+    /// [`NotStreams`].
+    pub fn parse(option: &str, text: &str) -> Result<Self, NotStreams> {
+        let bad = || NotStreams { option: option.into(), text: text.into() };
         let value = |t: &str| t.trim().parse::<u8>().ok().filter(|v| *v <= 3).ok_or_else(bad);
         if !text.contains(':') {
             return Ok(Std { all: value(text)?, ranks: BTreeMap::new() });

@@ -1,6 +1,7 @@
 //! Workers as the driver sees them: launched through the guard, sampled, and answered.
 
-use super::launch::{Start, board_path};
+use super::durable::{PinnedShard, WrittenStep};
+use super::launch::board_path;
 use super::replicas::watch;
 use super::storage::{self, Destination};
 use super::{Driver, End, sample, worker_words};
@@ -8,11 +9,14 @@ use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest};
 use everstep_checkpoint::arena::{Label, Pin};
 use everstep_checkpoint::board::{Board, EVERY_BITS, Word};
 use everstep_checkpoint::persist::Target;
-use everstep_core::agent::event::{Event, Words};
+use everstep_core::agent::event::{CrewEvent, Event, Words, WorkerExit};
+use everstep_core::agent::first_error::{EndedWorker, FirstError};
 use everstep_core::exit_code::ExitCode;
 use everstep_core::id::{Generation, Rank, Step};
-use everstep_core::message::{Outcome, Redundancy, ShardFile, Slot};
-use everstep_wire::worker::{Reply, Request};
+use everstep_core::message::{
+    Holdings, Outcome, Publish, RankOffers, Redundancy, Slot, SnapshotEvery, SnapshotInterval, Start, Stop,
+};
+use everstep_wire::worker::{Ask, Reply, Request, WorkerId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -67,10 +71,10 @@ impl Crew {
     }
 
     /// Passes a stop signal to the workers' boards, where `should_stop` finds it.
-    pub fn request_stop(&self, signal: i32, at: Option<Step>) {
+    pub fn request_stop(&self, stop: Stop) {
         for worker in self.workers.values() {
-            worker.board.set(Word::StopAt, at.map_or(0, |s| s.0 + 1));
-            worker.board.set(Word::StopRequested, u64::from(signal.unsigned_abs()));
+            worker.board.set(Word::StopAt, stop.at.map_or(0, |s| s.0 + 1));
+            worker.board.set(Word::StopRequested, u64::from(stop.signal.unsigned_abs()));
         }
     }
 
@@ -82,7 +86,8 @@ impl Crew {
     }
 
     /// Asks workers to capture multiples of `every` from this step on.
-    pub fn snapshot_every(&self, from: Step, every: u64) {
+    pub fn snapshot_every(&self, change: SnapshotEvery) {
+        let SnapshotEvery { from, every: SnapshotInterval(every) } = change;
         for worker in self.workers.values() {
             worker.board.set(Word::SnapshotEvery, from.0 << EVERY_BITS | every.min((1 << EVERY_BITS) - 1));
         }
@@ -125,9 +130,14 @@ impl Crew {
     }
 }
 
+/// A request that is too long for the guard.
+#[derive(Debug, thiserror::Error)]
+#[error("the guard cannot be asked: {0}")]
+pub(super) struct Unaskable(#[from] std::io::Error);
+
 impl Driver {
-    pub(super) fn spawn(&mut self, start: &Start<'_>) -> Option<Event> {
-        let (generation, restarts, slot) = (start.generation, start.restarts, &start.place.slot);
+    pub(super) fn spawn(&mut self, generation: Generation, start: &Start) -> Option<Event> {
+        let (restarts, slot) = (start.restarts, &start.place.slot);
         crate::log::set("generation", generation.0);
         self.announce_start(start);
         self.store.open();
@@ -157,26 +167,26 @@ impl Driver {
                 }
                 Err(e) => failure = Some((local, format!("cannot write {}: {e}", self.template.memory.display()))),
             }
-            match self.template.launch(start, local) {
+            match self.template.launch(generation, start, local) {
                 Ok(launch) => launches.push(launch),
-                Err(why) => failure = Some((local, why)),
+                Err(why) => failure = Some((local, why.to_string())),
             }
         }
         self.last.begin(&crew);
         self.crew = Some(crew);
         if let Some((local_rank, message)) = failure {
-            return Some(Event::SpawnFailed { generation, local_rank, message });
+            return Some(Event::Crew(generation, CrewEvent::SpawnFailed { local_rank, message }));
         }
         self.own_variables = self.template.own_variables(&launches);
         for launch in launches {
             let local_rank = launch.local_rank;
             if let Err(why) = self.ask_guard(&GuardRequest::Launch(Box::new(launch))) {
                 let message = format!("cannot be started: {why}");
-                return Some(Event::SpawnFailed { generation, local_rank, message });
+                return Some(Event::Crew(generation, CrewEvent::SpawnFailed { local_rank, message }));
             }
         }
         let held = self.replicas.begin(generation, start.place.slot.workers);
-        Some(Event::Holds { generation, held, parity: self.replicas.holder.parity_held() })
+        Some(Event::Crew(generation, CrewEvent::Holds(Holdings { held, parity: self.replicas.holder.parity_held() })))
     }
 
     pub(super) async fn guard_says(&mut self, event: Option<GuardEvent>) {
@@ -194,7 +204,7 @@ impl Driver {
             }
             Some(GuardEvent::NotLaunched { generation, local_rank, why }) => {
                 let generation = Generation(generation);
-                self.event(Event::SpawnFailed { generation, local_rank, message: why }).await;
+                self.crew_event(generation, CrewEvent::SpawnFailed { local_rank, message: why }).await;
             }
             Some(GuardEvent::Exited { generation, local_rank, pid, outcome, asked, last_lines }) => {
                 // Its last steps must be known before its end is reported.
@@ -205,22 +215,9 @@ impl Driver {
                 let words = match worker {
                     Some((worker, restarts)) if outcome != Outcome::Code(0) => {
                         worker.pid = 0;
+                        let ended = EndedWorker { restarts, local_rank, outcome, raised: worker.raised };
+                        self.first_error = FirstError::after(self.first_error, ended);
                         let file = self.template.streams.error_file(restarts, local_rank);
-                        let code = match outcome {
-                            // An uncaught exception is exit code 1, even if the shutdown had to be
-                            // cut short.
-                            _ if worker.raised => 1,
-                            Outcome::Code(code) => code,
-                            Outcome::Signal(signal) => -signal,
-                        };
-                        // The latest attempt counts, and within it the first failure.
-                        if self
-                            .first_error
-                            .as_ref()
-                            .is_none_or(|(p, _)| p.ancestors().nth(2) != file.ancestors().nth(2))
-                        {
-                            self.first_error = Some((file.clone(), code));
-                        }
                         worker_words::of(&file, &last_lines, worker.error.as_deref(), outcome)
                     }
                     Some((worker, _)) => {
@@ -230,7 +227,11 @@ impl Driver {
                     None => Words::default(),
                 };
                 let generation = Generation(generation);
-                self.event(Event::WorkerExited { generation, local_rank, pid, outcome, asked, words }).await;
+                self.crew_event(
+                    generation,
+                    CrewEvent::WorkerExited(WorkerExit { local_rank, pid, outcome, asked, words }),
+                )
+                .await;
             }
             Some(GuardEvent::Gone { generation }) => {
                 self.crew = None;
@@ -241,13 +242,13 @@ impl Driver {
                 }
                 self.store.short = false;
                 let store_port = self.store.port();
-                self.event(Event::WorkersGone { generation: Generation(generation), store_port }).await;
+                self.crew_event(Generation(generation), CrewEvent::WorkersGone { store_port }).await;
             }
             None => {
                 // Without its guard, this agent cannot keep its promises. End, so that the next one
                 // begins clean.
                 let why = "the guard process of this node was killed; start this node again".to_owned();
-                self.end = Some(End { code: ExitCode::Requeue.number(), why, first_error: None });
+                self.end = Some(End { code: ExitCode::Requeue.number(), why, first_error: None, hurried: false });
             }
         }
     }
@@ -271,7 +272,7 @@ impl Driver {
         if let Some(to) = worker.destination.clone() {
             self.persist_pinned(generation, local_rank, &to);
         }
-        self.event(Event::Sample { generation, local_rank, pid, seen }).await;
+        self.crew_event(generation, CrewEvent::Sample { local_rank, pid, seen }).await;
     }
 
     fn persist_pinned(&mut self, generation: Generation, local_rank: u32, to: &Destination) {
@@ -283,8 +284,8 @@ impl Driver {
             .collect();
         pinned.sort();
         let mark = to.mark(generation, self.crew.as_ref().map_or(0, |c| c.restarts));
-        for (step, path) in pinned {
-            self.durable.write((generation, mark), (local_rank, step), path, to, &self.inbox);
+        for (step, slot) in pinned {
+            self.durable.write(PinnedShard { generation, mark, local_rank, step, slot }, to, &self.inbox);
         }
     }
 
@@ -321,17 +322,20 @@ impl Driver {
         }
     }
 
-    pub(super) fn publish(&mut self, generation: Generation, step: Step, directory: String, shards: Vec<ShardFile>) {
+    pub(super) fn publish(&mut self, generation: Generation, publish: Publish) {
+        let Publish { step, directory, shards } = publish;
         let Some(crew) = &self.crew else { return };
         let Some(to) = crew.workers.values().find_map(|w| w.destination.as_ref()) else { return };
         let mark = to.mark(generation, crew.restarts);
-        self.durable.publish((generation, step, mark), directory, shards, (to.target, to.keep), &self.inbox);
+        let (target, keep) = (to.target, to.keep);
+        let written = WrittenStep { generation, step, mark, directory, shards, target, keep };
+        self.durable.publish(written, &self.inbox);
     }
 
     /// Queues a request to the guard, sent with the next flush.
-    pub(super) fn ask_guard(&mut self, request: &GuardRequest) -> Result<(), String> {
+    pub(super) fn ask_guard(&mut self, request: &GuardRequest) -> Result<(), Unaskable> {
         let bytes = everstep_wire::frame::encode_within(request, everstep_wire::limits::LAUNCH_FRAME_BYTES_MAX);
-        self.guard_outbox.extend(bytes.map_err(|e| format!("the guard cannot be asked: {e}"))?);
+        self.guard_outbox.extend(bytes?);
         Ok(())
     }
 
@@ -348,38 +352,32 @@ impl Driver {
         });
     }
 
-    /// Returns why to refuse a request made for a rank that does not run here.
-    fn stranger(&self, request: &Request) -> Option<String> {
-        let slot = self.crew.as_ref().map(|c| &c.slot)?;
+    /// Returns why to refuse the requests of whoever is not a worker of this node.
+    fn stranger(&self, from: WorkerId) -> Option<String> {
+        let WorkerId { generation, rank, local_rank } = from;
+        let Some(crew) = self.crew.as_ref().filter(|c| c.generation == generation) else {
+            return Some(format!("generation {generation} is over"));
+        };
+        let slot = &crew.slot;
         let ranks = slot.first_rank.0..slot.first_rank.0.saturating_add(slot.workers);
-        match request {
-            Request::Restore { rank, .. } | Request::Heal { rank, .. } | Request::RestoreFailed { rank, .. }
-                if !ranks.contains(&rank.0) =>
-            {
-                Some(format!("rank {rank} does not run on this node"))
-            }
-            Request::Reserve { local_rank, .. }
-            | Request::Replicas { local_rank, .. }
-            | Request::Persist { local_rank, .. }
-            | Request::Error { local_rank, .. }
-                if *local_rank >= slot.workers =>
-            {
-                Some(format!("local rank {local_rank} does not run on this node"))
-            }
-            _ => None,
+        if !ranks.contains(&rank.0) {
+            Some(format!("rank {rank} does not run on this node"))
+        } else if local_rank >= slot.workers {
+            Some(format!("local rank {local_rank} does not run on this node"))
+        } else {
+            None
         }
     }
 
     pub(super) async fn worker_asks(&mut self, request: Request, answer: oneshot::Sender<Reply>) {
-        let from = request.generation();
-        let over =
-            (self.crew.as_ref().map(|c| c.generation) != Some(from)).then(|| format!("generation {from} is over"));
-        if let Some(why) = over.or_else(|| self.stranger(&request)) {
+        if let Some(why) = self.stranger(request.from) {
             let _ = answer.send(Reply::Refused { why });
             return;
         }
-        match request {
-            Request::Reserve { local_rank, slot_bytes, slots, .. } => {
+        let Request { from, ask } = request;
+        let WorkerId { generation, rank, local_rank } = from;
+        match ask {
+            Ask::Reserve { slot_bytes, slots } => {
                 let memory = self.template.memory.clone();
                 let spill = crate::places::node_spill(&self.template.job, &self.template.node);
                 let over = self.crew.as_ref().map(|c| c.over.clone());
@@ -392,7 +390,7 @@ impl Driver {
                     }
                 });
             }
-            Request::Restore { generation, rank, offers } => {
+            Ask::Restore(offers) => {
                 // All ranks resume from one step, chosen once. A second answer would be the same
                 // step.
                 if !self.crew.as_mut().is_some_and(|c| c.asked.insert(rank)) {
@@ -400,33 +398,39 @@ impl Driver {
                     return;
                 }
                 self.restores.insert(rank, answer);
-                self.event(Event::Offers { generation, rank, offers }).await;
+                self.crew_event(generation, CrewEvent::Offers(RankOffers { rank, offers })).await;
             }
-            Request::Heal { rank, path, chunks, .. } => self.heal(rank, path, chunks, answer),
-            Request::RestoreFailed { generation, rank, step, tier } => {
+            Ask::Heal { path, chunks } => self.heal(rank, path, chunks, answer),
+            Ask::RestoreFailed(unreadable) => {
                 let _ = answer.send(Reply::Done);
-                self.event(Event::RestoreFailed { generation, rank, step, tier }).await;
+                self.crew_event(generation, CrewEvent::RestoreFailed(rank, unreadable)).await;
             }
-            Request::Replicas { generation, local_rank, run, wish } => {
+            Ask::Replicas { run, wish } => {
                 self.replicate_for(generation, local_rank, &run, wish).await;
-                let _ = answer.send(Reply::Done);
+                let filling = self.replicas.filling(local_rank);
+                tokio::task::spawn_blocking(move || {
+                    // The worker asks this before it uses its slots. What was fetched for its
+                    // predecessor may still be arriving in one of them.
+                    drop(filling.lock());
+                    let _ = answer.send(Reply::Done);
+                });
             }
-            Request::AwaitDurable { step, .. } => {
+            Ask::AwaitDurable(step) => {
                 let known =
                     self.crew.iter().flat_map(|c| c.workers.values()).any(|w| w.board.get(Word::Durable) > step.0);
                 let pinned = self.pinned_steps();
                 self.durable.tell(step, known, &pinned, answer);
             }
-            asked @ Request::Persist { .. } => self.persist_to(asked, answer),
-            Request::PersistDue { generation } => {
+            Ask::Persist(persist) => self.persist_to(from, persist, answer),
+            Ask::PersistDue => {
                 let _ = answer.send(Reply::Done);
-                self.event(Event::PersistDue { generation }).await;
+                self.crew_event(generation, CrewEvent::PersistDue).await;
             }
-            Request::SnapshotEvery { generation, every } => {
+            Ask::SnapshotEvery(every) => {
                 let _ = answer.send(Reply::Done);
-                self.event(Event::SnapshotEvery { generation, every }).await;
+                self.crew_event(generation, CrewEvent::SnapshotEvery(every)).await;
             }
-            Request::Error { generation, local_rank, message, uncaught } => {
+            Ask::Error { message, uncaught } => {
                 let _ = answer.send(Reply::Done);
                 self.script_failed(generation, local_rank, message, uncaught).await;
             }
@@ -437,13 +441,13 @@ impl Driver {
     async fn replicate_for(&mut self, generation: Generation, local_rank: u32, run: &str, wish: Redundancy) {
         if let Some(held) = self.replicas.belongs_to(run) {
             let parity = self.replicas.holder.parity_held();
-            self.event(Event::Holds { generation, held, parity }).await;
+            self.crew_event(generation, CrewEvent::Holds(Holdings { held, parity })).await;
         }
         let over = self.crew.as_ref().map(|c| c.over.clone());
         let board = Board::open(&board_path(&self.template.memory, local_rank));
         let first = self.crew.as_mut().is_some_and(|c| c.watched.insert(local_rank));
         if let (Some(over), Ok(board), true) = (over, board, first) {
-            watch(board, wish, (generation, local_rank), over, self.inbox.clone());
+            watch(board, wish, generation, local_rank, over, self.inbox.clone());
         }
     }
 
@@ -460,11 +464,12 @@ impl Driver {
         if let Some(text) = uncaught {
             worker.raised = true;
             let pid = worker.pid;
-            // Its last steps must be known before its end is reported, and whether others have ended.
+            // Its last steps must be known before its end is reported, and whether others have
+            // ended.
             self.look().await;
             self.ping(false);
             let words = Words { message, text };
-            self.event(Event::WorkerRaised { generation, local_rank, pid, words }).await;
+            self.crew_event(generation, CrewEvent::WorkerRaised { local_rank, pid, words }).await;
         }
     }
 }

@@ -207,7 +207,7 @@ impl From {
 
     fn asked(&self, url: &str) -> Result<prometheus::Asked, Failure> {
         let end = match &self.until {
-            Some(said) => csv::time(said).ok_or_else(|| Failure::usage(format!("--until {said} is no time")))?,
+            Some(said) => csv::time(said).ok_or_else(|| Failure::usage(format!("--until {said} is not a time")))?,
             None => chrono::Utc::now().timestamp() as f64,
         };
         let mut own = BTreeMap::new();
@@ -264,7 +264,7 @@ fn draw(path: Option<&PathBuf>, found: &[(&Episode, Vec<Alarm>)]) -> Result<(), 
     let Some(path) = path else { return Ok(()) };
     let first = found.iter().find_map(|(of, alarms)| Some((of, alarms.first()?)));
     let Some((of, alarm)) = first else {
-        crate::say!("nobody was named: there is nothing to draw");
+        crate::say!("no machine was named; there is nothing to draw");
         return Ok(());
     };
     let name = alarm.verdict.machines.first().and_then(|m| of.machines.get(*m)).map_or("", String::as_str);
@@ -300,7 +300,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
             let nobody = all().next().is_none();
             if nobody && !json {
                 let machines: usize = read.episodes.iter().map(|e| e.machines.len()).sum();
-                println!("nobody of {machines} machines behaves unlike its peers");
+                println!("none of {machines} machines behaves unlike its peers");
             }
             Ok(if nobody { ExitCode::Done } else { ExitCode::Failed }.number())
         }
@@ -362,7 +362,7 @@ fn evaluated(
         let there = read.episodes.iter().any(|e| e.name == fault.episode && e.machines.contains(&fault.machine));
         if !there {
             crate::say!(
-                "a fault of machine {} is known, and nobody tells of that machine: it counts as missed nowhere",
+                "a fault of machine {} is known, but there are no samples of that machine; it does not count as missed",
                 fault.machine
             );
         }

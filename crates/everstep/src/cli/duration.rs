@@ -11,7 +11,7 @@ pub fn parse(text: &str, longest: Duration) -> Result<Duration, String> {
     let found = seconds.or_else(|| humantime::parse_duration(text).ok());
     found.filter(|d| !d.is_zero() && *d <= longest).ok_or_else(|| {
         let longest = humantime::format_duration(longest);
-        format!("{text:?} is no duration; write it like 2s, 500ms or 90m, and at most {longest}")
+        format!("{text:?} is not a duration; write it like 2s, 500ms or 90m, and at most {longest}")
     })
 }
 

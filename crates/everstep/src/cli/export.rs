@@ -16,8 +16,8 @@ const AROUND: (f64, f64) = (600.0, 60.0);
 const LOG_BYTES: usize = 256 << 10;
 
 /// Writes an archive of `about` (as JSON), `explained` (as `everstep explain` prints it), the facts
-/// around the incident, and the ends of the logs on this machine, everstep's own included. Only its owner can read it,
-/// because logs may contain private data.
+/// around the incident, and the ends of the logs on this machine, everstep's own included. Only its
+/// owner can read it, because logs may contain private data.
 pub fn write(to: &Path, told: &facts::Told, about: &IncidentReport, explained: &[String]) -> Result<(), Failure> {
     let of = &about.incident;
     let failed = |e: std::io::Error| Failure::config(format!("cannot write {}: {e}; give another -o", to.display()));

@@ -62,16 +62,31 @@ pub fn none_of(job: Option<&str>) -> Failure {
     Failure::new(ExitCode::Failed, format!("no records of {what} on this machine; they are where its coordinator ran"))
 }
 
+/// Returns the paths in a directory, in order; none if it cannot be read.
+pub fn paths_in(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut found: Vec<PathBuf> = entries.map(|e| e.path()).collect();
+    found.sort();
+    found
+}
+
+/// Returns the names of the jobs that have had an agent on this machine.
+pub fn jobs() -> Vec<String> {
+    let name = |job: PathBuf| job.file_name()?.to_str().map(str::to_owned);
+    paths_in(&places::state().join("jobs")).into_iter().filter_map(name).collect()
+}
+
+/// Returns what the agents of a job on this machine recorded about themselves.
+pub fn agents(job: &str) -> Vec<Value> {
+    let files = paths_in(&places::job(job)).into_iter().filter(|p| p.extension().is_some_and(|e| e == "json"));
+    files.filter_map(|p| serde_json::from_slice(&std::fs::read(p).ok()?).ok()).collect()
+}
+
 /// Returns the directories of the stores that this user's jobs have written to on this machine.
 pub fn stores(job: Option<&str>) -> Vec<PathBuf> {
-    let entries = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten().map(|e| e.path());
-    let jobs = places::state().join("jobs");
-    let agents = entries(jobs).filter(|j| job.is_none_or(|name| j.ends_with(name))).flat_map(entries);
-    let about = |p: PathBuf| serde_json::from_slice::<Value>(&std::fs::read(p).ok()?).ok();
-    let mut found: Vec<PathBuf> = agents
-        .filter(|p| p.extension().is_some_and(|e| e == "json"))
-        .filter_map(|p| crate::places::path_in(&about(p)?["store"]))
-        .collect();
+    let names = job.map_or_else(jobs, |job| vec![job.to_owned()]);
+    let agents = names.iter().flat_map(|job| agents(job));
+    let mut found: Vec<PathBuf> = agents.filter_map(|agent| places::path_in(&agent["store"])).collect();
     found.sort();
     found.dedup();
     found

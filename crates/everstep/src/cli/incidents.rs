@@ -11,13 +11,20 @@ use everstep_wire::output::{Explained, FIRST, IncidentList, IncidentReport, JobN
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+/// Which incident a command is about.
 #[derive(Args, Clone, Debug)]
-pub struct Explain {
+struct Which {
     /// Incident, inc-3 or 3 [default: the latest]
     incident: Option<String>,
     /// Job of the incident [default: the latest job that had one]
     #[arg(long)]
     job: Option<String>,
+}
+
+#[derive(Args, Clone, Debug)]
+pub struct Explain {
+    #[command(flatten)]
+    which: Which,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -44,7 +51,7 @@ enum Command {
     /// Write everything known about an incident to one file: facts, explanation, ends of logs
     Export {
         #[command(flatten)]
-        which: Explain,
+        which: Which,
         /// Output file [default: JOB-inc-N.tar.gz]
         #[arg(short, long, value_name = "FILE")]
         output: Option<PathBuf>,
@@ -52,7 +59,7 @@ enum Command {
     /// Record whether a finding was right; ls counts the verdicts as the detector's precision
     Note {
         #[command(flatten)]
-        which: Explain,
+        which: Which,
         /// Whether the finding was right or wrong
         #[arg(long, value_parser = ["right", "wrong"])]
         verdict: String,
@@ -103,7 +110,7 @@ fn report(job: &str, of: &Incident) -> IncidentReport {
 
 /// Returns a job's facts and the chosen incident. Without a choice, that is the latest one, unless
 /// `or_notes`: then a later job with notes comes before it.
-fn one(o: &Explain, or_notes: bool) -> Result<One, Failure> {
+fn one(o: &Which, or_notes: bool) -> Result<One, Failure> {
     let mut of = all(o.job.as_deref())?;
     of.sort_by(|a, b| a.told.latest().total_cmp(&b.told.latest()));
     // The latest job about which there is something to tell, else the latest of all.
@@ -113,7 +120,8 @@ fn one(o: &Explain, or_notes: bool) -> Result<One, Failure> {
     let Of { told, mut incidents, notes } = of.swap_remove(chosen);
     let Some(name) = &o.incident else { return Ok(One { told, incident: incidents.pop(), notes }) };
     let number = name.trim_start_matches("inc-").parse::<u64>();
-    let number = number.map_err(|_| Failure::usage(format!("{name} is no incident: give inc-3, or 3")))?;
+    let number = number
+        .map_err(|_| Failure::usage(format!("{name} is not the number of an incident; write it like inc-3 or 3")))?;
     let found = incidents.into_iter().rfind(|i| i.number == number);
     let why = format!("job {0} has no incident {number} in its latest run; everstep incidents ls {0}", told.job);
     let found = found.ok_or_else(|| Failure::new(ExitCode::Failed, why))?;
@@ -122,7 +130,7 @@ fn one(o: &Explain, or_notes: bool) -> Result<One, Failure> {
 
 /// Prints one incident, and the notes on the run.
 pub fn explain(o: &Explain) -> Result<i32, Failure> {
-    let One { told, incident, notes } = one(o, true)?;
+    let One { told, incident, notes } = one(&o.which, true)?;
     let job = told.job;
     if o.json {
         print_json(&match incident {
@@ -143,7 +151,7 @@ fn explained(job: &str, of: &Incident) -> Vec<String> {
     tell(of, job, &when(of.opened))
 }
 
-fn export(which: &Explain, output: Option<&Path>) -> Result<i32, Failure> {
+fn export(which: &Which, output: Option<&Path>) -> Result<i32, Failure> {
     let One { told, incident: found, .. } = one(which, false)?;
     let none = || Failure::new(ExitCode::Failed, format!("job {} has had no incident", told.job));
     let found = found.ok_or_else(none)?;
@@ -154,7 +162,7 @@ fn export(which: &Explain, output: Option<&Path>) -> Result<i32, Failure> {
     Ok(0)
 }
 
-fn note(which: &Explain, right: bool, text: &str) -> Result<i32, Failure> {
+fn note(which: &Which, right: bool, text: &str) -> Result<i32, Failure> {
     let One { told, incident: found, .. } = one(which, false)?;
     let found = found.ok_or_else(|| Failure::new(ExitCode::Failed, format!("job {} has had no incident", told.job)))?;
     facts::write(&told, Fact::Noted { incident: found.number, right, note: text.to_owned() })?;

@@ -1,5 +1,6 @@
 //! `everstep logs`: what the workers of a job wrote on this machine.
 
+use super::facts::paths_in;
 use super::{Failure, facts};
 use crate::agent::streams::STACKS_FILE;
 use crate::places;
@@ -15,9 +16,9 @@ use std::time::SystemTime;
 pub struct Options {
     /// Job [default: the latest]
     job: Option<String>,
-    /// Print only the worker with this local rank
-    #[arg(long)]
-    rank: Option<u32>,
+    /// Print only the worker with this rank on its node (LOCAL_RANK)
+    #[arg(long, alias = "rank", value_name = "R")]
+    local_rank: Option<u32>,
     /// Print what failed first, and the end of that worker's output
     #[arg(long)]
     first_cause: bool,
@@ -27,25 +28,12 @@ fn modified(path: &Path) -> SystemTime {
     std::fs::metadata(path).and_then(|m| m.modified()).unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
-fn entries(path: &Path) -> Vec<PathBuf> {
-    let mut found: Vec<PathBuf> = std::fs::read_dir(path).into_iter().flatten().flatten().map(|e| e.path()).collect();
-    found.sort();
-    found
-}
-
 fn latest_job() -> Option<String> {
-    let jobs = entries(&places::state().join("jobs"));
-    jobs.into_iter().max_by_key(|p| modified(p)).and_then(|p| p.file_name()?.to_str().map(str::to_owned))
+    facts::jobs().into_iter().max_by_key(|job| modified(&places::job(job)))
 }
 
-/// Returns what the agents of a job on this machine recorded about themselves.
-fn agents(job: &str) -> Vec<serde_json::Value> {
-    let files = entries(&places::job(job)).into_iter().filter(|p| p.extension().is_some_and(|e| e == "json"));
-    files.filter_map(|p| serde_json::from_slice(&std::fs::read(p).ok()?).ok()).collect()
-}
-
-/// Returns where the logs of a node's workers are: the user's directory, and the copy that is
-/// always kept.
+/// Returns where the logs of a node's workers are: the user's directory for the streams of
+/// --redirects and --tee, and everstep's own for all others.
 fn roots(agent: &serde_json::Value) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = ["logs", "kept"].iter().filter_map(|k| crate::places::path_in(&agent[*k])).collect();
     found.dedup();
@@ -55,13 +43,13 @@ fn roots(agent: &serde_json::Value) -> Vec<PathBuf> {
 /// Returns the logs of all workers of a job on this machine: a distinct name and the path of each.
 pub fn files(job: &str) -> Vec<(String, PathBuf)> {
     let mut found = Vec::new();
-    for agent in agents(job) {
+    for agent in facts::agents(job) {
         let node = agent["node"].as_str().unwrap_or("unknown").to_owned();
-        // The copy that is always kept is complete.
-        if let Some(root) = roots(&agent).last() {
-            for file in entries(root).iter().flat_map(|a| entries(a)).flat_map(|w| entries(&w)).filter(|f| f.is_file())
+        for root in roots(&agent) {
+            for file in
+                paths_in(&root).iter().flat_map(|a| paths_in(a)).flat_map(|w| paths_in(&w)).filter(|f| f.is_file())
             {
-                let name = file.strip_prefix(root).map(|p| p.display().to_string());
+                let name = file.strip_prefix(&root).map(|p| p.display().to_string());
                 found.extend(name.ok().map(|name| (format!("node-{node}/{name}"), file.clone())));
             }
         }
@@ -69,11 +57,11 @@ pub fn files(job: &str) -> Vec<(String, PathBuf)> {
     found
 }
 
-/// Returns the logs that everstep itself keeps of a job on this machine: a distinct name and the path
-/// of each.
+/// Returns the logs that everstep itself keeps of a job on this machine: a distinct name and the
+/// path of each.
 pub fn own(job: &str) -> Vec<(String, PathBuf)> {
     let mut found = std::collections::BTreeMap::new();
-    for agent in agents(job) {
+    for agent in facts::agents(job) {
         let of_agent = agent["node"].as_str().map(|node| places::agent_log(job, node));
         let of_coordinator = places::path_in(&agent["store"]).map(|store| places::coordinator_log(&store));
         for log in of_agent.into_iter().chain(of_coordinator) {
@@ -122,7 +110,7 @@ fn first_cause(job: &str, agents: &[serde_json::Value]) -> Option<()> {
 pub fn run(o: &Options) -> Result<i32, Failure> {
     let job =
         o.job.clone().or_else(latest_job).ok_or_else(|| Failure::new(ExitCode::Failed, "no job has run here yet"))?;
-    let agents = agents(&job);
+    let agents = facts::agents(&job);
     if agents.is_empty() {
         return Err(Failure::new(
             ExitCode::Failed,
@@ -136,10 +124,10 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
         return Ok(0);
     }
     for agent in &agents {
-        for attempt in roots(agent).iter().flat_map(|r| entries(r)) {
-            for worker in entries(&attempt) {
+        for attempt in roots(agent).iter().flat_map(|r| paths_in(r)) {
+            for worker in paths_in(&attempt) {
                 let local = worker.file_name().and_then(|n| n.to_str()).unwrap_or("?").to_owned();
-                if o.rank.is_some_and(|r| r.to_string() != local) {
+                if o.local_rank.is_some_and(|r| r.to_string() != local) {
                     continue;
                 }
                 for stream in ["stdout.log", "stderr.log"] {

@@ -8,7 +8,7 @@ use clap::Args;
 use everstep_checkpoint::arena::slot_bytes;
 use everstep_checkpoint::persist;
 use everstep_core::placement::Scheme;
-use everstep_core::survival::{survival, survival_of_code, wasted_seconds};
+use everstep_core::survival::{Code, survival, survival_of_code, wasted_seconds};
 use everstep_wire::output::{FIRST, MemoryNeed};
 use std::path::{Path, PathBuf};
 
@@ -94,7 +94,7 @@ fn kept(o: &Options, slot: u64) -> (u64, String, Vec<(u64, f64)>) {
             let data = group - parity;
             let bytes = slot * parity / data.max(1);
             let what = format!("{parity} parity of 1/{data}");
-            (bytes, what, odds(&|f| survival_of_code(o.nodes, (data, parity), f)))
+            (bytes, what, odds(&|f| survival_of_code(o.nodes, Code { data, parity }, f)))
         }
     }
 }
@@ -168,7 +168,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     println!("  others' steps  {:>10}   {} workers × {what} × {PEER_SLOTS} slots", size(peers), o.workers);
     println!("  agent          {:>10}", size(AGENT));
     println!("  needed         {:>10}   free here {}", size(need), size(free));
-    println!("every step survives the loss of so many of {} nodes at once with probability:", o.nodes);
+    println!("probability that every step survives the loss of this many of {} nodes at once:", o.nodes);
     for (lost, p) in &odds {
         println!("  {lost}  {p:.4}");
     }

@@ -11,9 +11,9 @@ mod duration;
 mod export;
 mod facts;
 mod goodput;
+mod help;
 mod incidents;
 mod inject;
-mod interpreter;
 mod logs;
 mod memory;
 mod metrics;
@@ -30,37 +30,13 @@ mod status;
 mod throughput;
 mod trace;
 
+use crate::coordinator::Setup;
+use crate::failure::Failure;
 use crate::listening::Place;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use everstep_core::exit_code::ExitCode;
-use everstep_planner::Problem;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-
-/// An error that ends a command: its exit code, and a sentence that names the remedy.
-pub struct Failure {
-    pub code: i32,
-    pub why: String,
-}
-
-impl Failure {
-    fn new(code: ExitCode, why: impl Into<String>) -> Self {
-        Failure { code: code.number(), why: why.into() }
-    }
-
-    pub fn usage(why: impl Into<String>) -> Self {
-        Failure::new(ExitCode::Usage, why)
-    }
-
-    fn config(why: impl Into<String>) -> Self {
-        Failure::new(ExitCode::Refused, why)
-    }
-
-    fn end(self) -> i32 {
-        tracing::error!("{}", self.why);
-        self.code
-    }
-}
 
 /// Reads a file that the user named.
 fn text(path: &Path) -> Result<String, Failure> {
@@ -186,6 +162,15 @@ fn print_json(document: &impl serde::Serialize) -> Result<(), Failure> {
 /// Threads are never given up, because the system may refuse the next one.
 const KEEP_THREADS: std::time::Duration = std::time::Duration::from_hours(8760);
 
+/// Returns what the arguments ask for, or the exit code after an error or a help text was printed.
+fn parsed(arguments: Vec<OsString>) -> Result<Cli, i32> {
+    let matches = help::arranged(Cli::command()).try_get_matches_from(arguments);
+    matches.and_then(|m| Cli::from_arg_matches(&m)).map_err(|e| {
+        let _ = e.print();
+        if e.use_stderr() { ExitCode::Usage.number() } else { ExitCode::Done.number() }
+    })
+}
+
 /// Runs the command line and returns the exit code.
 pub fn main() -> i32 {
     if let Err(failure) = crate::log::start() {
@@ -208,12 +193,9 @@ pub fn main() -> i32 {
             Err(failure) => return failure.end(),
         }
     }
-    let cli = match Cli::try_parse_from(arguments) {
+    let cli = match parsed(arguments) {
         Ok(cli) => cli,
-        Err(e) => {
-            let _ = e.print();
-            return if e.use_stderr() { ExitCode::Usage.number() } else { ExitCode::Done.number() };
-        }
+        Err(code) => return code,
     };
     if ["run", "rendezvous", "check", "coordinator"].contains(&command.as_str()) {
         crate::descriptors::raise();
@@ -249,14 +231,11 @@ pub fn main() -> i32 {
             let known = plan::known(cluster.as_deref(), jobs.as_deref());
             known.and_then(|known| {
                 let detector = detect::ready(detector.as_deref())?;
-                coordinator(
-                    (&bind, insecure),
-                    &store,
-                    token_file.as_deref(),
-                    notify.as_deref(),
-                    provisioner,
-                    (known, detector),
-                )
+                let (place, port) = bound(&bind, insecure)?;
+                let (directory, token_file) = (store.as_path(), token_file.as_deref());
+                let routes = notify.as_deref().map_or(Ok(Vec::new()), crate::notify::routes::read);
+                let routes = routes.map_err(Failure::config)?;
+                coordinator(Setup { place, port, directory, token_file, routes, provisioner, known, detector })
             })
         }
         Command::Guard { lock, input, files, log } => {
@@ -292,22 +271,18 @@ fn usable(command: &str) -> Result<(), Failure> {
     found.map_err(Failure::config)
 }
 
-fn coordinator(
-    (bind, insecure): (&str, bool),
-    store: &Path,
-    token_file: Option<&Path>,
-    notify: Option<&Path>,
-    provisioner: Option<PathBuf>,
-    known: (Option<Problem>, crate::detect::settings::Ready),
-) -> Result<i32, Failure> {
-    let routes = notify.map_or(Ok(Vec::new()), crate::notify::routes::read).map_err(Failure::config)?;
+/// Returns where a coordinator listens, for `--bind HOST:PORT`.
+fn bound(bind: &str, insecure: bool) -> Result<(Place, u16), Failure> {
     let bad = || Failure::usage(format!("--bind {bind} is not HOST:PORT"));
     let (host, port) = bind.rsplit_once(':').ok_or_else(bad)?;
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let place = Place::at(host, insecure).map_err(Failure::config)?;
-    let place = (place, port.parse().map_err(|_| bad())?);
-    crate::log::keep_in(&crate::places::coordinator_log(store));
-    let done = runtime()?.block_on(crate::coordinator::run(place, store, token_file, routes, provisioner, known));
+    Ok((place, port.parse().map_err(|_| bad())?))
+}
+
+fn coordinator(setup: Setup<'_>) -> Result<i32, Failure> {
+    crate::log::keep_in(&crate::places::coordinator_log(setup.directory));
+    let done = runtime()?.block_on(crate::coordinator::run(setup));
     done.map(|()| 0).map_err(|e| Failure { code: e.code, why: e.why })
 }
 
@@ -339,7 +314,6 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        use clap::CommandFactory;
-        Cli::command().debug_assert();
+        help::arranged(Cli::command()).debug_assert();
     }
 }

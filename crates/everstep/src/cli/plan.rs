@@ -2,6 +2,7 @@
 
 use super::{Failure, print_json, text, throughput};
 use clap::{Args, Subcommand};
+use everstep_core::coordinator::wording::counted;
 use everstep_planner::file::{Situation, read};
 use everstep_planner::{Assignment, Done, Limit, Mode, Plan, Problem, Reason, assign, reasons, solve};
 use everstep_wire::output::{self, FIRST, Moved, OtherPlan, PlannedJob};
@@ -102,13 +103,17 @@ fn what(of: &Reason) -> String {
     let (from, to) = of.units;
     match (of.done, of.limit) {
         (Done::Kept, _) if of.transition.is_zero() => "stays as it is".into(),
-        (Done::Kept, _) => "continues with as many nodes".into(),
+        (Done::Kept, _) => "keeps the same number of nodes".into(),
         (Done::Started, _) => "starts".into(),
         (Done::Grown, _) => format!("gets {} more", to - from),
         (Done::Shrunk, _) => format!("gives up {}", from - to),
-        (Done::Stopped, Some(Limit::Lacks { needs })) => format!("is stopped: its minimum of {needs} is not there"),
+        (Done::Stopped, Some(Limit::Lacks { needs })) => {
+            format!("is stopped: fewer than its minimum of {needs} are available")
+        }
         (Done::Stopped, _) => "is stopped: others are worth more".into(),
-        (Done::Waits, Some(Limit::Lacks { needs })) => format!("waits: its minimum of {needs} is not there"),
+        (Done::Waits, Some(Limit::Lacks { needs })) => {
+            format!("waits: fewer than its minimum of {needs} are available")
+        }
         (Done::Waits, _) => "waits: others are worth more".into(),
     }
 }
@@ -116,7 +121,12 @@ fn what(of: &Reason) -> String {
 fn print(now: &Situation, plan: &Plan, nodes: &Assignment, why: &[Reason]) {
     let problem = &now.problem;
     let lasts = problem.horizon().as_secs_f64() / 3600.0;
-    println!("{} of {} nodes for {} jobs; expected to hold for {lasts:.1} h", plan.used(), problem.units, why.len());
+    println!(
+        "{} of {} nodes for {}; expected to hold for {lasts:.1} h",
+        plan.used(),
+        problem.units,
+        counted(why.len() as u32, "job")
+    );
     println!("  {:<20} {:>12} {:>10} {:>10} {:>10}  ", "job", "nodes", "resumes in", "one more", "one less");
     for of in why {
         let margin = |m: Option<i64>| m.map_or("-".into(), |m| format!("{:+.2}", hours(m)));
@@ -131,7 +141,7 @@ fn print(now: &Situation, plan: &Plan, nodes: &Assignment, why: &[Reason]) {
         );
     }
     for (id, from, to) in &nodes.moved {
-        let name = |job: &Option<String>| job.clone().unwrap_or_else(|| "nobody".into());
+        let name = |job: &Option<String>| job.clone().unwrap_or_else(|| "no job".into());
         println!("  {id}: from {} to {}", name(from), name(to));
     }
     let worth = problem.worth(plan);

@@ -2,11 +2,13 @@
 
 use super::{Failure, facts, print_json, runtime};
 use crate::coordinator::EndpointFile;
+use crate::{lock, places};
 use clap::Args;
 use everstep_core::coordinator::command::Reason;
 use everstep_core::exit_code::ExitCode;
 use everstep_wire::client::{ask, tell};
 use everstep_wire::output::{CoordinatorAddress, CoordinatorStatus, FIRST, Phase, RunningJob, Status};
+use everstep_wire::private::{Directory, Root};
 use everstep_wire::raw::Raw;
 use everstep_wire::token::Token;
 use serde::Serialize;
@@ -48,13 +50,50 @@ pub async fn jobs(only: Option<&str>) -> Vec<RunningJob> {
     all
 }
 
+/// A job with an agent on this machine, and a coordinator that does not answer here.
+struct Remote {
+    job: String,
+    /// Host of the coordinator; `None` if it should run here.
+    host: Option<String>,
+}
+
+impl Remote {
+    /// Explains why there is nothing to show, and what to do.
+    fn explain(&self) -> String {
+        let Remote { job, host } = self;
+        match host {
+            Some(host) => format!("job {job} runs here, but its coordinator runs on {host}; run this command there"),
+            None => format!("job {job} runs here, but its coordinator does not answer; try again in a few seconds"),
+        }
+    }
+}
+
+/// Returns the jobs with an agent on this machine that are not among `shown`.
+fn remote(only: Option<&str>, shown: &[RunningJob]) -> Vec<Remote> {
+    let names = only.map_or_else(facts::jobs, |job| vec![job.to_owned()]);
+    let hidden = names.into_iter().filter(|name| shown.iter().all(|job| job.status.job.0 != *name));
+    let found = hidden.filter_map(|job| {
+        let directory = Directory::existing(&places::job(&job), Root::Named).ok()?;
+        let runs = |agent: &serde_json::Value| {
+            agent["node"].as_str().is_some_and(|node| !lock::is_free(&directory, &format!("node-{node}.lock")))
+        };
+        let agent = facts::agents(&job).into_iter().find(runs)?;
+        // Port 0 stands for a coordinator that this agent starts itself.
+        let (host, port) = agent["endpoint"].as_str()?.rsplit_once(':')?;
+        Some(Remote { job, host: (port != "0").then(|| host.to_owned()) })
+    });
+    found.collect()
+}
+
 /// Returns the job with this name, or the only one that runs here.
 pub fn one(runtime: &tokio::runtime::Runtime, only: Option<&str>) -> Result<RunningJob, Failure> {
     let mut jobs = runtime.block_on(jobs(only));
     match jobs.len() {
         0 => {
             let which = only.map_or("no job is running here".into(), |j| format!("job {j} is not running here"));
-            Err(Failure::new(ExitCode::Unavailable, format!("{which}; run this where its coordinator runs")))
+            let nothing = || format!("{which}; run this where its coordinator runs");
+            let why = remote(only, &[]).first().map_or_else(nothing, Remote::explain);
+            Err(Failure::new(ExitCode::Unavailable, why))
         }
         1 => Ok(jobs.remove(0)),
         n => {
@@ -140,13 +179,14 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
         let jobs = runtime.block_on(jobs(o.job.as_deref()));
         if o.json {
             print_json(&Status { version: FIRST, jobs: jobs.clone() })?;
-        } else if jobs.is_empty() {
+        } else {
+            let remote = remote(o.job.as_deref(), &jobs);
             match &o.job {
+                _ if !remote.is_empty() => remote.iter().for_each(|job| eprintln!("{}", job.explain())),
+                _ if !jobs.is_empty() => {}
                 Some(job) => eprintln!("job {job} is not running here; everstep logs {job} shows what it wrote"),
                 None => eprintln!("no job is running here; start one with everstep run SCRIPT"),
             }
-        }
-        if !o.json {
             jobs.iter().for_each(show);
         }
         if !o.watch {

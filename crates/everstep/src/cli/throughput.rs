@@ -83,7 +83,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     println!("  {:>6} {:>9} {:>7} {:>8} {:>8}  layout", "GPUs", "TFLOP/s", "of peak", "step", "memory");
     for (gpus, of) in &found {
         let Some(b) = of else {
-            println!("  {gpus:>6}         -  nothing fits: no layout on so many GPUs has room for this model");
+            println!("  {gpus:>6}         -  nothing fits: no layout on this number of GPUs has room for this model");
             continue;
         };
         let per = b.achieved / *gpus as f64;

@@ -53,13 +53,13 @@ impl Columns {
         let text = |n: Option<usize>| n.map(&field).filter(|f| !f.is_empty());
         let said = field(self.time);
         let time = time(&said)
-            .ok_or_else(|| format!("line {line}: {said:?} is no time (seconds, or 2026-01-31T12:00:00Z)"))?;
+            .ok_or_else(|| format!("line {line}: {said:?} is not a time (seconds, or 2026-01-31T12:00:00Z)"))?;
         let value = |n: usize, name: &str| -> Result<f32, String> {
             let said = field(n);
             match said.to_ascii_lowercase().as_str() {
                 // The various spellings of a missing value.
                 "" | "nan" | "null" | "none" | "na" | "n/a" | "-" => Ok(f32::NAN),
-                _ => said.parse().map_err(|_| format!("line {line}: {said:?} of {name} is no number")),
+                _ => said.parse().map_err(|_| format!("line {line}: {said:?} of {name} is not a number")),
             }
         };
         let values = match self.long {
@@ -138,9 +138,11 @@ mod tests {
         assert!(read("when,machine,cpu\n1,a,2\n").unwrap_err().contains("no column time"));
         assert!(read("time,machine\n1,a\n").unwrap_err().contains("no metric"));
         assert!(
-            read("time,machine,cpu\n1,a,2\n1,b,many\n").unwrap_err().contains("line 3: \"many\" of cpu is no number")
+            read("time,machine,cpu\n1,a,2\n1,b,many\n")
+                .unwrap_err()
+                .contains("line 3: \"many\" of cpu is not a number")
         );
-        assert!(read("time,machine,cpu\nsoon,a,2\n").unwrap_err().contains("line 2: \"soon\" is no time"));
+        assert!(read("time,machine,cpu\nsoon,a,2\n").unwrap_err().contains("line 2: \"soon\" is not a time"));
         assert!(read("time,machine,cpu\n1,a\n").is_err());
     }
 }

@@ -2,6 +2,7 @@
 //! faulty at the time.
 
 use super::table::Episode;
+use everstep_core::median::median_of_floats;
 use everstep_detector::alarms::Alarm;
 use std::io::Read;
 
@@ -34,7 +35,7 @@ pub fn faults(from: impl Read) -> Result<Vec<Fault>, String> {
         let line = record.position().map_or(0, csv::Position::line);
         let time = |n: usize| {
             let said = record.get(n).unwrap_or("");
-            super::csv::time(said).ok_or_else(|| format!("line {line}: {said:?} is no time"))
+            super::csv::time(said).ok_or_else(|| format!("line {line}: {said:?} is not a time"))
         };
         let span = (time(start)?, time(end)?);
         if span.1 < span.0 {
@@ -100,9 +101,7 @@ impl Score {
     /// Returns the median seconds from the start of a fault to its alarm.
     #[must_use]
     pub fn delay(&self) -> Option<f64> {
-        let mut all = self.right.clone();
-        all.sort_by(f64::total_cmp);
-        all.get(all.len() / 2).copied()
+        median_of_floats(self.right.iter().copied())
     }
 }
 

@@ -5,6 +5,7 @@ use super::table::Row;
 use everstep_detector::catalogue::KNOWN;
 use serde::Deserialize;
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// A server that takes longer to answer counts as down.
@@ -74,13 +75,13 @@ async fn ask(
     client: &reqwest::Client,
     of: &Asked,
     query: &str,
-    (start, end): (i64, i64),
+    time: RangeInclusive<i64>,
 ) -> Result<Vec<Found>, String> {
     let url = format!("{}/api/v1/query_range", of.url.trim_end_matches('/'));
     let form = [
         ("query", query.to_owned()),
-        ("start", start.to_string()),
-        ("end", end.to_string()),
+        ("start", time.start().to_string()),
+        ("end", time.end().to_string()),
         ("step", of.step.to_string()),
     ];
     let body: Vec<String> = form.iter().map(|(key, value)| format!("{key}={}", encoded(value))).collect();
@@ -123,7 +124,7 @@ pub async fn rows(of: &Asked) -> Result<Vec<Row>, String> {
         let mut start = of.span.0;
         while start <= of.span.1 {
             let end = (start + POINTS * of.step).min(of.span.1);
-            for found in ask(&client, of, &query, (start, end)).await? {
+            for found in ask(&client, of, &query, start..=end).await? {
                 let Some(label) = found.metric.get(&of.machine) else { continue };
                 for (at, value) in found.values {
                     let value = value.parse().unwrap_or(f32::NAN);

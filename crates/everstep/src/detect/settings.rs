@@ -91,7 +91,7 @@ impl File {
 /// Fails if the file cannot be read.
 pub fn models(path: Option<&Path>) -> Result<Models, String> {
     match path {
-        None => Models::read(DEFAULT),
+        None => Models::read(DEFAULT).map_err(|e| e.to_string()),
         Some(path) => {
             let text = std::fs::read_to_string(path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
             Models::read(&text).map_err(|e| format!("{}: {e}", path.display()))

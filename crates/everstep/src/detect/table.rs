@@ -81,7 +81,7 @@ pub fn series(rows: impl Iterator<Item = Result<Row, String>>, described: &Descr
     for row in rows {
         let row = row?;
         if !row.time.is_finite() {
-            return Err(format!("line {}: the time is no number", row.line));
+            return Err(format!("line {}: the time is not a number", row.line));
         }
         if row.machine.is_empty() {
             return Err(format!("line {}: the machine has no name", row.line));

@@ -151,7 +151,7 @@ impl Guard {
                 Request::Launch(launch) => self.launch(*launch),
                 Request::Warm(template) => match Warmed::start(&template) {
                     Ok(warmed) => self.warmed = Some(warmed),
-                    Err(why) => self.say(&Event::Warmed { why_not: Some(why) }),
+                    Err(why) => self.say(&Event::Warmed { why_not: Some(why.to_string()) }),
                 },
                 Request::Cool => self.warmed = None,
                 Request::Signal { signal } => self.signal(signal),
@@ -193,7 +193,7 @@ impl Guard {
         if !matches!(poll(&mut fds, Some(&none)), Ok(n) if n > 0) {
             return;
         }
-        let why_not = warmed.hear().err();
+        let why_not = warmed.hear().err().map(|why| why.to_string());
         if why_not.is_some() {
             self.warmed = None;
         }
@@ -210,7 +210,7 @@ impl Guard {
             Err(why) => {
                 // If it has forked a process meanwhile, that is not one of our workers.
                 self.warmed = None;
-                self.say(&Event::Warmed { why_not: Some(why) });
+                self.say(&Event::Warmed { why_not: Some(why.to_string()) });
                 None
             }
         }

@@ -68,7 +68,8 @@ impl Sink {
         sink
     }
 
-    /// From now on, the console gets what the log file does not take, even if nobody wanted it there.
+    /// From now on, the console gets what the log file does not take, even if nobody wanted it
+    /// there.
     fn give_up_file(&mut self, why: &io::Error) {
         self.file = None;
         let path = self.output.file.0.display();

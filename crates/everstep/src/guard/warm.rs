@@ -5,7 +5,7 @@
 
 use super::protocol::{Launch, Template};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use std::io::{IoSlice, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -32,11 +32,37 @@ impl Drop for Warmed {
     }
 }
 
+/// Why there is no warm process, or why it cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum WarmError {
+    #[error("nothing to run")]
+    NothingToRun,
+    #[error("cannot run {program}: {source}")]
+    Run { program: String, source: io::Error },
+    #[error(transparent)]
+    Socket(#[from] io::Error),
+    #[error("it answers nonsense")]
+    Nonsense,
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error("torch cannot be imported by the interpreter that runs the workers")]
+    NoTorch,
+    /// By its own account.
+    #[error("{0}")]
+    Unfit(String),
+    #[error("not this one")]
+    OtherLaunch,
+    #[error("it names no process")]
+    NoProcess,
+    #[error(transparent)]
+    Number(#[from] std::num::TryFromIntError),
+}
+
 impl Warmed {
     /// Starts the process and its imports.
-    pub fn start(template: &Template) -> Result<Self, String> {
-        let (ours, theirs) = UnixStream::pair().map_err(|e| e.to_string())?;
-        let program = template.argv.first().ok_or("nothing to run")?;
+    pub fn start(template: &Template) -> Result<Self, WarmError> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let program = template.argv.first().ok_or(WarmError::NothingToRun)?;
         let mut command = Command::new(program);
         command.args(&template.argv[1..]).env_clear().envs(template.env.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).stderr(Stdio::null());
@@ -44,9 +70,10 @@ impl Warmed {
         // SAFETY: only async-signal-safe calls between fork and exec.
         unsafe { command.pre_exec(move || super::die_with(guard)) };
         crate::descriptors::restore(&mut command);
-        let child = command.spawn().map_err(|e| format!("cannot run {}: {e}", program.0.display()))?;
-        ours.set_read_timeout(Some(PATIENCE)).map_err(|e| e.to_string())?;
-        ours.set_write_timeout(Some(PATIENCE)).map_err(|e| e.to_string())?;
+        let child =
+            command.spawn().map_err(|source| WarmError::Run { program: program.0.display().to_string(), source })?;
+        ours.set_read_timeout(Some(PATIENCE))?;
+        ours.set_write_timeout(Some(PATIENCE))?;
         Ok(Warmed { child, socket: ours, ready: false })
     }
 
@@ -60,47 +87,47 @@ impl Warmed {
         self.socket.as_fd()
     }
 
-    fn answer(&mut self) -> Result<serde_json::Value, String> {
+    fn answer(&mut self) -> Result<serde_json::Value, WarmError> {
         let mut length = [0u8; 4];
-        self.socket.read_exact(&mut length).map_err(|e| e.to_string())?;
+        self.socket.read_exact(&mut length)?;
         let length = u32::from_le_bytes(length) as usize;
         if length > ANSWER_BYTES_MAX {
-            return Err("it answers nonsense".into());
+            return Err(WarmError::Nonsense);
         }
         let mut body = vec![0; length];
-        self.socket.read_exact(&mut body).map_err(|e| e.to_string())?;
-        serde_json::from_slice(&body).map_err(|e| e.to_string())
+        self.socket.read_exact(&mut body)?;
+        Ok(serde_json::from_slice(&body)?)
     }
 
     /// Reads the first message.
     ///
     /// # Errors
     /// Returns why the process cannot be used.
-    pub fn hear(&mut self) -> Result<(), String> {
-        let word = self.answer().map_err(|_| "torch cannot be imported by the interpreter that runs the workers")?;
+    pub fn hear(&mut self) -> Result<(), WarmError> {
+        let word = self.answer().map_err(|_| WarmError::NoTorch)?;
         match word["why_not"].as_str() {
             None => {
                 self.ready = true;
                 Ok(())
             }
-            Some(why) => Err(why.to_owned()),
+            Some(why) => Err(WarmError::Unfit(why.to_owned())),
         }
     }
 
     /// Forks a worker with these standard streams. Returns its process id.
-    pub fn fork(&mut self, launch: &Launch, streams: [BorrowedFd<'_>; 3]) -> Result<u32, String> {
-        let warm = launch.warm.as_ref().ok_or("not this one")?;
+    pub fn fork(&mut self, launch: &Launch, streams: [BorrowedFd<'_>; 3]) -> Result<u32, WarmError> {
+        let warm = launch.warm.as_ref().ok_or(WarmError::OtherLaunch)?;
         let request =
             serde_json::json!({"module": warm.module, "argv": warm.argv, "env": launch.env, "cpus": launch.cpus});
         let body = request.to_string().into_bytes();
-        let length = u32::try_from(body.len()).map_err(|e| e.to_string())?.to_le_bytes();
+        let length = u32::try_from(body.len())?.to_le_bytes();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         ancillary.push(SendAncillaryMessage::ScmRights(&streams));
         sendmsg(&self.socket, &[IoSlice::new(&length)], &mut ancillary, SendFlags::NOSIGNAL)
-            .map_err(|e| e.to_string())?;
-        self.socket.write_all(&body).map_err(|e| e.to_string())?;
-        let pid = self.answer()?["pid"].as_u64().ok_or("it names no process")?;
-        u32::try_from(pid).map_err(|e| e.to_string())
+            .map_err(io::Error::from)?;
+        self.socket.write_all(&body)?;
+        let pid = self.answer()?["pid"].as_u64().ok_or(WarmError::NoProcess)?;
+        Ok(u32::try_from(pid)?)
     }
 }

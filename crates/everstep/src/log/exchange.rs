@@ -1,8 +1,8 @@
-//! What the log says about the protocol between a coordinator and its agents, and about what an agent
-//! does: at debug, and at trace what recurs with every step.
+//! What the log says about the protocol between a coordinator and its agents, and about what an
+//! agent does: at debug, and at trace what recurs with every step.
 
-use everstep_core::agent::command::Command;
-use everstep_core::message::{Order, Report};
+use everstep_core::agent::command::{Command, CrewCommand};
+use everstep_core::message::{CrewOrder, CrewReport, Order, Report};
 use std::fmt::{self, Debug, Display, Write};
 
 /// Characters of a message's content that are kept.
@@ -45,19 +45,26 @@ fn note(recurs: bool, what: &str, content: &impl Debug) {
 
 /// An order of the coordinator, sent or received.
 pub fn order(order: &Order) {
-    note(matches!(order, Order::Replicate { .. } | Order::Committed { .. } | Order::Durable { .. }), "order", order);
+    let recurs = |order: &CrewOrder| {
+        matches!(order, CrewOrder::Replicate { .. } | CrewOrder::Committed { .. } | CrewOrder::Durable(_))
+    };
+    note(matches!(order, Order::Crew(_, order) if recurs(order)), "order", order);
 }
 
 /// A report of an agent, sent or received.
 pub fn report(report: &Report) {
-    note(matches!(report, Report::Sealed { .. } | Report::Replicated(_)), "report", report);
+    let recurs = |report: &CrewReport| matches!(report, CrewReport::Sealed(_) | CrewReport::Replicated(_));
+    note(matches!(report, Report::Crew(_, report) if recurs(report)), "report", report);
 }
 
 /// Something that an agent does.
 pub fn command(command: &Command) {
+    let recurs = |command: &CrewCommand| {
+        matches!(command, CrewCommand::Replicate { .. } | CrewCommand::Committed { .. } | CrewCommand::Durable(_))
+    };
     match command {
         Command::Send(sent) => report(sent),
-        Command::Replicate { .. } | Command::Committed { .. } | Command::Durable { .. } => note(true, "does", command),
+        Command::Crew(_, of_crew) => note(recurs(of_crew), "does", command),
         _ => note(false, "does", command),
     }
 }

@@ -10,7 +10,7 @@ mod file;
 mod lines;
 mod queue;
 
-use crate::cli::Failure;
+use crate::failure::Failure;
 use file::Rotating;
 pub use file::before;
 use lines::{Format, Lines, Output};
@@ -128,8 +128,8 @@ fn process() -> BTreeMap<String, Value> {
     PROCESS.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// Returns whether a line is one of everstep's messages, as this program or the Python package writes
-/// them, or another launcher with a prefix.
+/// Returns whether a line is one of everstep's messages, as this program or the Python package
+/// writes them, or another launcher with a prefix.
 pub fn is_own(line: &str) -> bool {
     let line = line.trim_start();
     let line = line.strip_prefix('[').and_then(|l| l.split_once("]:")).map_or(line, |(_, rest)| rest.trim_start());

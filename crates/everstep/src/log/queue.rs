@@ -1,6 +1,7 @@
-//! Lines on their way out. A thread writes them, because a terminal that is held (Ctrl-S), a pipe that
-//! nobody reads or a file system that hangs must not stop a process that others count as lost when it
-//! is silent. `tracing-appender` has such a queue, and panics where there is no thread to be had.
+//! Lines on their way out. A thread writes them, because a terminal that is held (Ctrl-S), a pipe
+//! that nobody reads or a file system that hangs must not stop a process that others count as lost
+//! when it is silent. `tracing-appender` has such a queue, and panics where there is no thread to
+//! be had.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,7 +26,8 @@ static QUEUE: OnceLock<SyncSender<Item>> = OnceLock::new();
 /// Lines for which there was no room since the last notice of that.
 static LOST: AtomicUsize = AtomicUsize::new(0);
 
-/// Begins to write in a thread. Where there is none to be had, lines are written as before: at once.
+/// Begins to write in a thread. Where there is none to be had, lines are written as before: at
+/// once.
 pub fn start() {
     let (to, from) = sync_channel(LINES);
     if std::thread::Builder::new().name("everstep-log".into()).spawn(move || drain(&from)).is_ok() {

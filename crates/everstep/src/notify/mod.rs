@@ -61,6 +61,18 @@ fn start(routes: Vec<Route>, under_way: &Arc<AtomicUsize>) -> Vec<mpsc::Unbounde
     routes.into_iter().map(each).collect()
 }
 
+/// Why a notice has not arrived.
+#[derive(Debug, thiserror::Error)]
+pub enum SendError {
+    #[error(transparent)]
+    Unreachable(reqwest::Error),
+    #[error("it answers {status}: {text}")]
+    Status { status: reqwest::StatusCode, text: String },
+    /// The service took the request, and says that something is wrong with it.
+    #[error("it answers {0}")]
+    Refused(Value),
+}
+
 impl Sender {
     pub fn new(route: Route) -> Self {
         let client = reqwest::Client::builder().timeout(REQUEST).build().unwrap_or_default();
@@ -82,8 +94,8 @@ impl Sender {
     /// Sends one notice.
     ///
     /// # Errors
-    /// Reports the answer of the service, or why it was not reached.
-    pub async fn send(&mut self, notice: &Notice) -> Result<(), String> {
+    /// [`SendError`].
+    pub async fn send(&mut self, notice: &Notice) -> Result<(), SendError> {
         match self.route.clone() {
             Route::Webhook { url, secret } => {
                 let body = payload::webhook(notice).to_string();
@@ -145,7 +157,7 @@ impl Sender {
     }
 
     /// Posts a message once, and updates it in place afterwards.
-    async fn slack(&mut self, url: &str, token: &str, channel: &str, notice: &Notice) -> Result<(), String> {
+    async fn slack(&mut self, url: &str, token: &str, channel: &str, notice: &Notice) -> Result<(), SendError> {
         let mut body = payload::slack(notice);
         let known = self.messages.get(&notice.key).cloned();
         let method = if known.is_some() { "chat.update" } else { "chat.postMessage" };
@@ -162,16 +174,16 @@ impl Sender {
     }
 }
 
-fn refused(said: &Value, well: bool, field: &str) -> Result<(), String> {
-    if well { Ok(()) } else { Err(format!("it answers {}", said[field])) }
+fn refused(said: &Value, well: bool, field: &str) -> Result<(), SendError> {
+    if well { Ok(()) } else { Err(SendError::Refused(said[field].clone())) }
 }
 
-async fn answer(request: reqwest::RequestBuilder) -> Result<Value, String> {
-    let response = request.send().await.map_err(|e| e.without_url().to_string())?;
+async fn answer(request: reqwest::RequestBuilder) -> Result<Value, SendError> {
+    let response = request.send().await.map_err(|e| SendError::Unreachable(e.without_url()))?;
     let status = response.status();
     let text = response.text().await.unwrap_or_default();
     if !status.is_success() {
-        return Err(format!("it answers {status}: {}", text.chars().take(200).collect::<String>()));
+        return Err(SendError::Status { status, text: text.chars().take(200).collect() });
     }
     Ok(serde_json::from_str(&text).unwrap_or(json!({})))
 }

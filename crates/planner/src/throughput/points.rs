@@ -46,7 +46,7 @@ fn point(line: &str) -> Result<Point, String> {
     let [interleaved, micro_batch, recompute, along, divided, counts, tflops, split] = rest else {
         return Err(format!("{} columns instead of 20", cells.len()));
     };
-    let number = |text: &str| text.parse::<u64>().map_err(|_| format!("{text} is no number"));
+    let number = |text: &str| text.parse::<u64>().map_err(|_| format!("{text} is not a number"));
     let flag = |text: &str| match text {
         "yes" => Ok(true),
         "no" => Ok(false),

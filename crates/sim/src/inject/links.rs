@@ -57,14 +57,12 @@ impl World {
             link.from_blocked_until = until;
         }
         let session = self.hosts[host].session?;
+        if to {
+            self.fell_silent(session);
+        }
         let silence = self.silence();
-        if until > self.now + silence {
-            if to {
-                self.at(silence, Happening::CoordinatorSeesEnd { session });
-            }
-            if from {
-                self.at(silence, Happening::AgentSeesEnd { session });
-            }
+        if from && until > self.now + silence {
+            self.at(silence, Happening::AgentSeesEnd { session });
         }
         Some(())
     }

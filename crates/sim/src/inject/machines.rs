@@ -66,8 +66,7 @@ impl World {
         self.network.links[host].to_blocked_until = self.now + frozen_for;
         self.network.links[host].from_blocked_until = self.now + frozen_for;
         let session = self.hosts[host].session?;
-        let silence = self.silence();
-        self.at(silence, Happening::CoordinatorSeesEnd { session });
+        self.fell_silent(session);
         self.at(frozen_for + 5, Happening::AgentSeesEnd { session });
         self.hosts[host].restart = false;
         self.take_over(spare, host);

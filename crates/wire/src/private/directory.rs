@@ -224,7 +224,7 @@ impl Directory {
         let name = name.as_ref();
         plain(name)?;
         let device = fs::fstat(&self.at)?.st_dev;
-        remove_below(self.at.as_fd(), name, &self.path.join(name), (device, DEPTH_MAX))
+        remove_below(self.at.as_fd(), name, &self.path.join(name), device, DEPTH_MAX)
     }
 
     /// Returns the total size of all files below, in bytes. Links are not followed.
@@ -255,7 +255,7 @@ impl Directory {
     }
 }
 
-fn remove_below(at: BorrowedFd<'_>, name: &OsStr, shown: &Path, (device, depth): (u64, usize)) -> io::Result<()> {
+fn remove_below(at: BorrowedFd<'_>, name: &OsStr, shown: &Path, device: u64, depth: usize) -> io::Result<()> {
     let about = match fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(about) => about,
         Err(Errno::NOENT) => return Ok(()),
@@ -276,7 +276,7 @@ fn remove_below(at: BorrowedFd<'_>, name: &OsStr, shown: &Path, (device, depth):
     }
     let inside = Directory::checked(at, name, shown.to_owned(), Root::Named)?;
     for (entry, _) in inside.names()? {
-        remove_below(inside.handle(), &entry, &shown.join(&entry), (device, depth - 1))?;
+        remove_below(inside.handle(), &entry, &shown.join(&entry), device, depth - 1)?;
     }
     fs::unlinkat(at, name, AtFlags::REMOVEDIR)?;
     Ok(())

@@ -20,8 +20,8 @@ struct Over {
     extent: Extent,
     /// Whether its process is over, too.
     process: bool,
-    /// The process that trained in place of the launched one and had vanished: nothing confirms that
-    /// the script had come to its end.
+    /// The process that trained in place of the launched one and had vanished: nothing confirms
+    /// that the script had come to its end.
     vanished: Option<u32>,
 }
 
@@ -37,33 +37,56 @@ pub struct Ending {
     notes: Vec<String>,
 }
 
+/// A rank whose end nothing confirms: the process that trained in place of the launched one had
+/// vanished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vanished {
+    /// The rank.
+    pub rank: Rank,
+    /// The process that had vanished.
+    pub pid: u32,
+    /// How far its training had come.
+    pub extent: Extent,
+}
+
 impl Ending {
-    /// Returns another rank whose script ended when it had done what the crashed worker had.
+    /// Returns another rank whose process ended when it had done what the crashed worker had.
     #[must_use]
     pub fn with(&self, failure: &Failure) -> Option<Rank> {
+        self.where_it_crashed(failure).find(|(_, over)| over.process).map(|(rank, _)| rank)
+    }
+
+    /// Returns another rank whose script was over when it had done what the crashed worker had, but
+    /// whose process may still end with an exit code that says otherwise.
+    #[must_use]
+    pub fn perhaps_with(&self, failure: &Failure) -> Option<Rank> {
+        self.where_it_crashed(failure).next().map(|(rank, _)| rank)
+    }
+
+    /// Returns the other ranks that are at their end and had done what the crashed worker had.
+    fn where_it_crashed(&self, failure: &Failure) -> impl Iterator<Item = (Rank, Over)> {
         let crashed = failure.extent();
-        self.confirmed(Some(failure.rank)).find(|(_, extent)| crashed.is_the_end(*extent)).map(|(rank, _)| rank)
+        self.confirmed(Some(failure.rank)).filter(move |(_, over)| crashed.is_the_end(over.extent))
     }
 
     /// Returns a rank other than `of` whose script is over, and how far its training had come.
     #[must_use]
     pub fn any_beside(&self, of: Option<Rank>) -> Option<(Rank, Extent)> {
-        self.confirmed(of).next()
+        self.confirmed(of).next().map(|(rank, over)| (rank, over.extent))
     }
 
-    /// Returns the ranks other than `of` that are known to have come to the end of their scripts. A rank
-    /// whose own interpreter is shutting down is one, too; how a launched program exits shows nothing.
-    fn confirmed(&self, of: Option<Rank>) -> impl Iterator<Item = (Rank, Extent)> {
-        let counts = move |rank: Rank, over: &Over| (Some(rank) != of || !over.process) && over.vanished.is_none();
-        let ended = self.over.iter().filter(move |(rank, over)| counts(**rank, over));
-        ended.map(|(rank, over)| (*rank, over.extent))
+    /// Returns the ranks other than `of` that are known to have come to the end of their scripts.
+    fn confirmed(&self, of: Option<Rank>) -> impl Iterator<Item = (Rank, Over)> {
+        let others = self.over.iter().filter(move |(rank, over)| Some(**rank) != of && over.vanished.is_none());
+        others.map(|(rank, over)| (*rank, *over))
     }
 
-    /// Returns a rank whose end nothing confirms: the process that trained and had vanished, and how
-    /// far its training had come.
+    /// Returns a rank whose end nothing confirms.
     #[must_use]
-    pub fn vanished(&self) -> Option<(Rank, u32, Extent)> {
-        self.over.iter().find_map(|(rank, over)| Some((*rank, over.vanished?, over.extent)))
+    pub fn vanished(&self) -> Option<Vanished> {
+        self.over
+            .iter()
+            .find_map(|(rank, over)| Some(Vanished { rank: *rank, pid: over.vanished?, extent: over.extent }))
     }
 
     /// Returns the number of ranks whose scripts are over, or may be.
@@ -117,6 +140,13 @@ impl Ending {
         }
     }
 
+    /// Forgets that a rank's script was over: its process ended with an exit code by which the
+    /// script says that it has failed. Returns whether it was known to be over.
+    pub(crate) fn withdraw(&mut self, rank: Rank) -> bool {
+        let shutting_down = self.over.get(&rank).is_some_and(|over| !over.process);
+        shutting_down && self.over.remove(&rank).is_some()
+    }
+
     /// Waits longer for held crashes, because a rank has ended.
     pub(crate) fn wait_longer(&mut self, now: Time, process: bool) {
         if let Some(until) = &mut self.until {
@@ -138,15 +168,16 @@ impl Ending {
     }
 
     /// Takes a held crash out that turns out to have come after the last step, with a rank that has
-    /// ended at the same step.
-    pub(crate) fn take_settled(&mut self) -> Option<(NodeId, Failure, Rank)> {
-        let at = self.held.iter().position(|(_, f)| self.with(f).is_some());
-        let found = at.map(|at| self.held.remove(at));
+    /// ended at the same step. Once the wait is over, one whose interpreter is still shutting down
+    /// counts.
+    pub(crate) fn take_settled(&mut self, now: Time) -> Option<(NodeId, Failure, Rank)> {
+        let waited = self.until.is_some_and(|until| now >= until);
+        let with = |f: &Failure| if waited { self.perhaps_with(f) } else { self.with(f) };
+        let (at, with) = self.held.iter().enumerate().find_map(|(at, (_, f))| Some((at, with(f)?)))?;
+        let (node, failure) = self.held.remove(at);
         if self.held.is_empty() {
             self.until = None;
         }
-        let (node, failure) = found?;
-        let with = self.with(&failure)?;
         Some((node, failure, with))
     }
 
@@ -162,8 +193,8 @@ impl Ending {
         slot.ranks().all(|rank| self.over.get(&Rank(rank)).is_some_and(|over| over.process))
     }
 
-    /// Returns how far the training of each of a node's ranks had come, if the scripts of all are known
-    /// to be over and none to have left steps undone.
+    /// Returns how far the training of each of a node's ranks had come, if the scripts of all are
+    /// known to be over and none to have left steps undone.
     #[must_use]
     pub fn all_ended(&self, slot: &Slot) -> Option<Vec<(Rank, Extent)>> {
         let whole = |over: &&Over| over.vanished.is_none() && over.extent.missing(None).is_none();

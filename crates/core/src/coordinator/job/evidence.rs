@@ -1,6 +1,7 @@
 //! The failures around the latest incident, recent signs of machines, and which of them explains
 //! the others.
 
+use crate::exit_code::ExitCode;
 use crate::failure::{HEARING, SIGN_BEFORE, SIGNS_KEPT};
 use crate::id::{Generation, Incarnation, NodeId};
 use crate::message::{Cause, Failure, Outcome, Sign, World};
@@ -260,6 +261,11 @@ impl Evidence {
     /// Records that the job is not restarted, and ends when the first cause is known.
     pub(crate) fn give_up(&mut self, code: i32, why: String) {
         self.giving_up = Some((code, why));
+    }
+
+    /// Takes back that the training counts as finished: a rank at its end says that it has failed.
+    pub(crate) fn is_not_done(&mut self) {
+        self.giving_up.take_if(|(code, _)| *code == ExitCode::Done.number());
     }
 
     /// Returns whether the job ends when the first cause is known.

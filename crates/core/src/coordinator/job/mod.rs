@@ -20,15 +20,15 @@ mod restarts;
 mod shards;
 
 pub(crate) use checks::Checking;
-pub(crate) use ending::Ending;
+pub(crate) use ending::{Ending, Vanished};
 pub(crate) use evidence::{Blame, Inquiry, Witness};
 pub use nodes::{Node, Nodes};
 pub use phase::Phase;
 pub(crate) use provisioning::MISSED;
 pub use record::{Exclusion, JobRecord, Stage};
-pub(crate) use replicas::{Replicas, Round};
+pub(crate) use replicas::{Replicas, RoundState};
 pub(crate) use restarts::Charge;
-pub(crate) use shards::{Decision, Unreadable};
+pub(crate) use shards::Decision;
 
 use super::command::Reason;
 use super::event::Version;

@@ -1,7 +1,7 @@
 //! What a job is doing, with all that matters only meanwhile.
 
 use crate::id::NodeId;
-use crate::message::Stop;
+use crate::message::{ExitReason, Stop};
 use crate::time::Time;
 use std::collections::BTreeSet;
 
@@ -44,7 +44,7 @@ impl Phase {
     /// Returns the end of a job that was asked to stop.
     #[must_use]
     pub fn stopped_by(stop: Stop) -> Self {
-        let (code, why) = stop.end();
+        let ExitReason { code, why } = stop.end();
         Phase::Over { code, why }
     }
 

@@ -1,9 +1,9 @@
-//! The progress of one generation's replicas: the step that was named, the nodes that hold it, and the
-//! newest step that all of them hold.
+//! The progress of one generation's replicas: the step that was named, the nodes that hold it, and
+//! the newest step that all of them hold.
 
 use crate::digests::{Odd, odd_ones};
 use crate::id::{Epoch, NodeId, Rank, Step};
-use crate::message::{Redundancy, Replicated};
+use crate::message::{Redundancy, Replicated, Round, Sealed};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Replicas of one generation.
@@ -31,7 +31,7 @@ pub struct Replicas {
 
 /// How far a round is after a node's report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Round {
+pub(crate) enum RoundState {
     /// Others have not reported, or the report belongs to an earlier round.
     Open,
     /// All have reported, with different steps.
@@ -60,21 +60,10 @@ impl Replicas {
         self.wish
     }
 
-    /// Returns the number of the current round.
-    pub(crate) fn round(&self) -> u64 {
-        self.round
-    }
-
     /// Records that one of `nodes` nodes takes part and has sealed `step`, or that it cannot
     /// replicate the step named in the round `instead`. Returns whether a step must be named.
-    pub(crate) fn sealed(
-        &mut self,
-        node: &NodeId,
-        step: Step,
-        wish: Redundancy,
-        instead: Option<u64>,
-        nodes: usize,
-    ) -> bool {
+    pub(crate) fn sealed(&mut self, node: &NodeId, sealed: Sealed, nodes: usize) -> bool {
+        let Sealed { step, wish, instead } = sealed;
         let known = self.sealed.insert(node.clone(), step).is_some();
         let again = instead.map_or(known, |round| round == self.round);
         if instead.is_some() && !again {
@@ -95,7 +84,7 @@ impl Replicas {
     }
 
     /// Names the next step: `held` if all ranks hold there to let the world grow.
-    pub(crate) fn name_next(&mut self, held: Option<Step>) -> Step {
+    pub(crate) fn name_next(&mut self, held: Option<Step>) -> Round {
         self.done.clear();
         self.digests.clear();
         self.round += 1;
@@ -107,7 +96,7 @@ impl Replicas {
             _ => Step(newest.0 + 1),
         };
         self.next = Some(next);
-        next
+        Round { next, round: self.round }
     }
 
     /// Returns whether a step is held by all, or an older one than that.
@@ -116,25 +105,25 @@ impl Replicas {
     }
 
     /// Records that one of `nodes` nodes has replicated a step.
-    pub(crate) fn replicated(&mut self, node: &NodeId, replicated: Replicated, nodes: usize) -> Round {
-        let Replicated { step, sealed, digests, round, .. } = replicated;
+    pub(crate) fn replicated(&mut self, node: &NodeId, replicated: Replicated, nodes: usize) -> RoundState {
+        let Replicated { step, sealed, digests, round } = replicated;
         self.sealed.insert(node.clone(), sealed);
         if round != self.round {
-            return Round::Open;
+            return RoundState::Open;
         }
         self.done.insert(node.clone(), step);
         self.digests.extend(digests);
         if self.done.len() < nodes {
-            return Round::Open;
+            return RoundState::Open;
         }
         if !self.done.values().all(|s| *s == step) {
             // They took different steps for it: once more, with one that all are still to come to.
             self.ahead = true;
-            return Round::Mixed;
+            return RoundState::Mixed;
         }
         let first = self.committed.replace(step).is_none();
         self.ahead &= self.sealed.values().all(|s| s.0 > step.0 + 1);
-        Round::Complete { first }
+        RoundState::Complete { first }
     }
 
     /// Compares what all `size` ranks hold at the step at hand, where they should hold the same
@@ -156,7 +145,6 @@ impl Replicas {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::id::Generation;
 
     const WISH: Redundancy = Redundancy { replicas: 1, data: 0, shared: false };
 
@@ -166,56 +154,57 @@ mod tests {
 
     fn done(step: u64, round: u64, digests: &[u64]) -> Replicated {
         let digests = (0..).map(Rank).zip(digests.iter().copied()).collect();
-        Replicated { generation: Generation(1), step: Step(step), sealed: Step(step), digests, round }
+        Replicated { step: Step(step), sealed: Step(step), digests, round }
     }
 
-    /// Returns replicas of two nodes that have named a step, and the step.
-    fn named(first: u64, second: u64) -> (Replicas, Step) {
+    fn seals(step: u64) -> Sealed {
+        Sealed { step: Step(step), wish: WISH, instead: None }
+    }
+
+    /// Returns replicas of two nodes that have named a step, and the round.
+    fn named(first: u64, second: u64) -> (Replicas, Round) {
         let mut replicas = Replicas::default();
-        assert!(!replicas.sealed(&node(0), Step(first), WISH, None, 2), "one of two is not all");
-        assert!(replicas.sealed(&node(1), Step(second), WISH, None, 2));
-        let step = replicas.name_next(None);
-        (replicas, step)
+        assert!(!replicas.sealed(&node(0), seals(first), 2), "one of two is not all");
+        assert!(replicas.sealed(&node(1), seals(second), 2));
+        let round = replicas.name_next(None);
+        (replicas, round)
     }
 
     #[test]
     fn the_newest_sealed_step_is_replicated_first() {
-        let (mut replicas, step) = named(4, 6);
-        assert_eq!(step, Step(6));
-        let round = replicas.round();
-        assert_eq!(replicas.replicated(&node(0), done(6, round, &[]), 2), Round::Open);
-        assert_eq!(replicas.replicated(&node(1), done(6, round, &[]), 2), Round::Complete { first: true });
+        let (mut replicas, Round { next, round }) = named(4, 6);
+        assert_eq!(next, Step(6));
+        assert_eq!(replicas.replicated(&node(0), done(6, round, &[]), 2), RoundState::Open);
+        assert_eq!(replicas.replicated(&node(1), done(6, round, &[]), 2), RoundState::Complete { first: true });
         assert_eq!(replicas.committed(), Some(Step(6)));
         assert!(replicas.is_committed(Step(5)) && !replicas.is_committed(Step(7)));
-        assert_eq!(replicas.name_next(None), Step(7));
+        assert_eq!(replicas.name_next(None).next, Step(7));
     }
 
     #[test]
     fn nodes_that_took_different_steps_take_one_that_is_still_to_come() {
-        let (mut replicas, _) = named(4, 4);
-        let round = replicas.round();
+        let (mut replicas, Round { round, .. }) = named(4, 4);
         replicas.replicated(&node(0), done(4, round, &[]), 2);
-        assert_eq!(replicas.replicated(&node(1), done(5, round, &[]), 2), Round::Mixed);
-        assert_eq!(replicas.name_next(None), Step(6));
-        assert_eq!(replicas.replicated(&node(0), done(6, round, &[]), 2), Round::Open, "an earlier round is void");
+        assert_eq!(replicas.replicated(&node(1), done(5, round, &[]), 2), RoundState::Mixed);
+        assert_eq!(replicas.name_next(None).next, Step(6));
+        assert_eq!(replicas.replicated(&node(0), done(6, round, &[]), 2), RoundState::Open, "an earlier round is void");
         assert_eq!(replicas.committed(), None);
     }
 
     #[test]
     fn a_step_at_which_all_hold_comes_before_others() {
         let (mut replicas, _) = named(4, 4);
-        assert_eq!(replicas.name_next(Some(Step(9))), Step(9));
-        assert_eq!(replicas.name_next(Some(Step(2))), Step(4), "it is over");
+        assert_eq!(replicas.name_next(Some(Step(9))).next, Step(9));
+        assert_eq!(replicas.name_next(Some(Step(2))).next, Step(4), "it is over");
     }
 
     #[test]
     fn an_odd_rank_is_told_once_until_all_agree() {
-        let (mut replicas, _) = named(1, 1);
+        let (mut replicas, Round { mut round, .. }) = named(1, 1);
         let mut odd = |digests: &[u64]| {
-            let round = replicas.round();
             replicas.replicated(&node(0), done(1, round, digests), 2);
             let odd = replicas.compare(3).map(|odd| odd.ranks);
-            replicas.name_next(None);
+            round = replicas.name_next(None).round;
             odd
         };
         assert_eq!(odd(&[5, 5, 5]), None);

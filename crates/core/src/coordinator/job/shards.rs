@@ -1,14 +1,13 @@
 //! The shards of one generation on their way to and from storage.
 
 use crate::id::{NodeId, Rank, Step};
-use crate::message::{Holding, Offers, Parity, ShardFile, Source, Tier, World};
+use crate::message::{
+    Holding, Holdings, Offers, Parity, Publish, ShardFile, ShardWritten, Source, Tier, Unreadable, World,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Steps of which some shards are written and others may never be.
 const INCOMPLETE_MAX: usize = 16;
-
-/// A shard that was found unreadable: its rank, step and tier.
-pub type Unreadable = (Rank, Step, Tier);
 
 /// What a generation restores.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +39,7 @@ pub struct Shards {
     /// Written shards by step.
     written: BTreeMap<Step, Written>,
     /// Shards that were found unreadable in this life of the coordinator.
-    unreadable: BTreeSet<Unreadable>,
+    unreadable: BTreeSet<(Rank, Unreadable)>,
     /// Whether the same lives of the same nodes have the same ranks as in the generation before.
     stayed: bool,
 }
@@ -61,7 +60,8 @@ impl Shards {
     }
 
     /// Records what a node's memory holds.
-    pub(crate) fn set_held(&mut self, node: &NodeId, held: Vec<Holding>, parity: Vec<Parity>) {
+    pub(crate) fn set_held(&mut self, node: &NodeId, holdings: Holdings) {
+        let Holdings { held, parity } = holdings;
         self.held.insert(node.clone(), held);
         self.parity.insert(node.clone(), parity);
     }
@@ -125,26 +125,22 @@ impl Shards {
     /// Returns whether nobody has found this shard to be unreadable.
     #[must_use]
     pub fn is_readable(&self, rank: Rank, step: Step, tier: Tier) -> bool {
-        !self.unreadable.contains(&(rank, step, tier))
+        !self.unreadable.contains(&(rank, Unreadable { step, tier }))
     }
 
     /// Records that a shard cannot be read. Returns false if that was known.
-    pub(crate) fn mark_unreadable(&mut self, shard: Unreadable) -> bool {
-        self.unreadable.insert(shard)
+    pub(crate) fn mark_unreadable(&mut self, rank: Rank, unreadable: Unreadable) -> bool {
+        self.unreadable.insert((rank, unreadable))
     }
 
-    /// Records that a shard is on durable storage. Returns the directory and all shards of the step
-    /// once there are `size` of them.
-    pub(crate) fn add_written(
-        &mut self,
-        step: Step,
-        directory: String,
-        shard: ShardFile,
-        size: usize,
-    ) -> Option<(String, Vec<ShardFile>)> {
+    /// Records that a shard is on durable storage. Returns the step to publish when all `size` of
+    /// its shards are.
+    pub(crate) fn add_written(&mut self, written: ShardWritten, size: usize) -> Option<Publish> {
+        let ShardWritten { step, directory, shard } = written;
         let of = self.written.entry(step).or_insert_with(|| Written { directory, by_rank: BTreeMap::new() });
         of.by_rank.insert(shard.rank, shard);
-        (of.by_rank.len() == size).then(|| (of.directory.clone(), of.by_rank.values().cloned().collect()))
+        let all = of.by_rank.len() == size;
+        all.then(|| Publish { step, directory: of.directory.clone(), shards: of.by_rank.values().cloned().collect() })
     }
 
     /// Records that a step was published.

@@ -2,7 +2,7 @@
 
 use super::inventory::Inventory;
 use super::size;
-use crate::cli::Failure;
+use crate::failure::Failure;
 use everstep_checkpoint::arena::Slot;
 use everstep_checkpoint::persist::{self, read_manifest};
 use everstep_checkpoint::restore::Shard;
@@ -34,7 +34,7 @@ pub fn shards(row: &CheckpointRow) -> Vec<Found> {
             .iter()
             .map(|s| (format!("rank {}", s.rank), Shard::from_file(checkpoint, s).map_err(|e| e.to_string())))
             .collect(),
-        Err(why) => vec![(checkpoint.display().to_string(), Err(why))],
+        Err(why) => vec![(checkpoint.display().to_string(), Err(why.to_string()))],
     }
 }
 

@@ -1,8 +1,8 @@
 //! Export and import. torch knows its own formats, so Python does the work
 //! (`python/everstep/convert.py`).
 
-use crate::cli::Failure;
-use crate::cli::interpreter::python;
+use crate::failure::Failure;
+use crate::interpreter::{module, python};
 use clap::{Args, ValueEnum};
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -38,7 +38,7 @@ pub struct Export {
     /// Format to write
     #[arg(long)]
     to: Format,
-    /// Step to export [default: the newest]
+    /// Step to export [default: the one that restore() would take]
     #[arg(long)]
     step: Option<u64>,
 }
@@ -56,7 +56,7 @@ pub struct Import {
 
 fn convert<'a>(arguments: impl IntoIterator<Item = &'a OsStr>) -> Result<i32, Failure> {
     let python = python();
-    let status = Command::new(&python).args(["-m", "everstep.convert"]).args(arguments).status();
+    let status = Command::new(&python).args(module("convert")).args(arguments).status();
     let status =
         status.map_err(|e| Failure::config(format!("cannot run {}: {e}; set PYTHON_EXEC", python.display())))?;
     Ok(status.code().unwrap_or(1))

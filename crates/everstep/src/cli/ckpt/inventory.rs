@@ -68,7 +68,7 @@ impl Inventory {
         for node in std::fs::read_dir(places::memory().join(job)).into_iter().flatten().flatten() {
             let node = node.file_name().to_string_lossy().into_owned();
             let directories = vec![places::node_memory(job, &node), places::node_spill(job, &node)];
-            self.slots((job, &node), rows(&directories, None), true);
+            self.slots(job, &node, rows(&directories, None), true);
             here.push(node);
         }
         for (of, node) in running.iter().flat_map(|of| of.status.nodes.iter().map(move |node| (of, node))) {
@@ -76,7 +76,7 @@ impl Inventory {
             if !here.contains(&node.node.0) {
                 // A node that does not answer has nothing to list at the moment.
                 let slots = ask(job, address, of.store.as_ref()).unwrap_or_default();
-                self.slots((job, &node.node.0), slots, false);
+                self.slots(job, &node.node.0, slots, false);
             }
         }
         match places::checkpoints(job) {
@@ -138,7 +138,7 @@ impl Inventory {
         Ok(())
     }
 
-    fn slots(&mut self, (job, node): (&str, &str), slots: Vec<SlotRow>, here: bool) {
+    fn slots(&mut self, job: &str, node: &str, slots: Vec<SlotRow>, here: bool) {
         let mut groups: BTreeMap<(u64, u64, &str), Vec<SlotRow>> = BTreeMap::new();
         for slot in slots {
             let tier = match (slot.parity, slot.replica) {

@@ -3,8 +3,8 @@
 
 use super::check::{OVERWRITTEN, shards};
 use super::inventory::{Inventory, UNREADABLE};
-use crate::cli::Failure;
-use crate::cli::interpreter::python;
+use crate::failure::Failure;
+use crate::interpreter::{module, python};
 use everstep_checkpoint::arena::Slot;
 use everstep_checkpoint::erasure::parity;
 use everstep_wire::output::CheckpointRow;
@@ -117,11 +117,11 @@ fn values(asked: &[Asked]) -> Result<Vec<Vec<Wrong>>, Failure> {
     let failed = |why: &str| {
         let python = python.display();
         Failure::config(format!(
-            "checksums were compared, but values cannot be decoded: {python} -m everstep.verify {why}; set PYTHON_EXEC"
+            "checksums were compared, but values cannot be decoded: everstep.verify {why} in {python}; set PYTHON_EXEC"
         ))
     };
     let mut command = Command::new(&python);
-    command.args(["-m", "everstep.verify"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.args(module("verify")).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn().map_err(|e| failed(&e.to_string()))?;
     let question = serde_json::to_vec(&asked.iter().map(|a| &a.what).collect::<Vec<_>>()).unwrap_or_default();
     // It reads everything before it answers. If it has ended already, its exit code explains more

@@ -2,7 +2,7 @@
 
 use super::{Failure, Options};
 use crate::agent::launch::Entry;
-use crate::cli::interpreter::python;
+use crate::interpreter::python;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -90,7 +90,7 @@ pub fn workers(text: &str) -> Result<u32, Failure> {
         number => match number.parse() {
             Ok(n) if (1..=4096).contains(&n) => Ok(n),
             _ => Err(Failure::usage(format!(
-                "--nproc-per-node {number:?} is no number of workers; give 1 or more, cpu, gpu or auto"
+                "--nproc-per-node {number:?} is not a number of workers; give 1 or more, cpu, gpu or auto"
             ))),
         },
     }

@@ -203,7 +203,7 @@ fn fixed(o: &Options, nodes_max: u32) -> Result<Meet, Failure> {
         split("--rdzv-endpoint", &o.rdzv_endpoint, MASTER_PORT)?
     };
     if port == 0 {
-        return Err(Failure::usage("--master-port 0 is no port; give one that is free on node 0"));
+        return Err(Failure::usage("--master-port 0 is not a port; give one that is free on node 0"));
     }
     if nodes_max == 1 {
         return alone(o, Some((host, port)));

@@ -4,6 +4,7 @@ mod command;
 mod meet;
 mod node;
 mod options;
+mod outstanding;
 mod spelling;
 
 pub use options::{Options, duration};
@@ -96,7 +97,7 @@ fn target(o: &Options, meet: &meet::Meet, spec: &JobSpec) -> Result<Target, Fail
     if meet.may_host {
         if spec.policy == Policy::Act && provisioner.is_none() {
             return Err(Failure::usage(
-                "--policy act has nobody to ask; give --provisioner PROGRAM, or use --policy advise",
+                "--policy act needs a program that carries out requests; give --provisioner PROGRAM, or use --policy advise",
             ));
         }
         places::open_store(store).map_err(|e| {
@@ -178,7 +179,9 @@ fn start(o: &Options) -> Result<i32, Failure> {
     let target = target(o, &meet, &spec)?;
     let streams = open_logs(o, &meet, nanos, streams)?;
     let memory = open_memory(&meet.job, &node)?;
-    let about = serde_json::json!({"job": meet.job, "node": node, "pid": std::process::id(), "logs": Raw::from(&streams.logs), "kept": Raw::from(&streams.kept), "store": Raw::from(&meet.store), "endpoint": meet.endpoint, "memory": Raw::from(&memory), "token_file": o.token_file.as_ref().map(Raw::from)});
+    // Other commands may run in other directories.
+    let whole = |path: &Path| Raw::from(std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()));
+    let about = serde_json::json!({"job": meet.job, "node": node, "pid": std::process::id(), "logs": whole(&streams.logs), "kept": whole(&streams.kept), "store": whole(&meet.store), "endpoint": meet.endpoint, "memory": Raw::from(&memory), "token_file": o.token_file.as_deref().map(whole)});
     let _ =
         places::write_whole(&places::job(&meet.job).join(format!("node-{node}.json")), about.to_string().as_bytes());
     crate::log::keep_in(&places::agent_log(&meet.job, &node));
@@ -206,7 +209,9 @@ fn start(o: &Options) -> Result<i32, Failure> {
         stop_signals,
         table: classify::table(o.failure_table.as_deref())?,
     };
-    let end = runtime()?.block_on(crate::agent::run(config, (template, meet.place), target, &lock));
+    let runtime = runtime()?;
+    let end = runtime.block_on(crate::agent::run(config, template, meet.place, target, &lock));
+    outstanding::complete(runtime, end.as_ref().is_ok_and(|end| end.hurried));
     let end = end.map_err(|e| Failure::config(format!("cannot run an agent here: {e}{}", crate::guard::advice(&e))))?;
     say_end(o, &meet.job, &end, &logs);
     Ok(end.code)
@@ -250,7 +255,7 @@ fn template(
     let short = everstep_checkpoint::arena::job_hash(&format!("{}/{node}", meet.job));
     Template {
         argv: program.argv,
-        python: super::interpreter::python(),
+        python: crate::interpreter::python(),
         warm: program.warm.filter(|_| !o.no_warm && o.numa_binding.is_none()),
         preload: (!o.no_preload).then(|| places::job(&meet.job).join("preload")),
         job: meet.job.clone(),

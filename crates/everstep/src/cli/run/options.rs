@@ -1,6 +1,6 @@
 //! Every option of `everstep run`: torchrun's (torch 2.15, `torch/distributed/run.py`), then ours.
 
-use crate::cli::Failure;
+use crate::failure::Failure;
 use clap::Args;
 use clap::builder::FalseyValueParser;
 use everstep_core::spec::{CheckWhen, Policy};
@@ -272,7 +272,7 @@ impl Options {
         let conf = self.conf()?;
         let Some((_, value)) = conf.iter().find(|(k, _)| *k == "join_timeout") else { return Ok(self.join_timeout) };
         let seconds = value.parse::<f64>().ok().filter(|s| *s > 0.0 && *s < 1e6);
-        let bad = || Failure::usage(format!("--rdzv-conf join_timeout={value} is no number of seconds"));
+        let bad = || Failure::usage(format!("--rdzv-conf join_timeout={value} is not a number of seconds"));
         Ok(Some(self.join_timeout.unwrap_or(Duration::from_secs_f64(seconds.ok_or_else(bad)?))))
     }
 
@@ -298,7 +298,7 @@ impl Options {
             let short = name.strip_prefix("SIG").unwrap_or(name);
             known.iter().find(|(n, _)| *n == short).map(|(_, number)| *number).ok_or_else(|| {
                 Failure::usage(format!(
-                    "--signals-to-handle: {name} cannot be handled; take SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 or SIGCONT"
+                    "--signals-to-handle: {name} cannot be handled; use SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 or SIGCONT"
                 ))
             })
         };

@@ -71,7 +71,7 @@ impl Known {
                 let nearest = self.long.iter().max_by_key(near).filter(|n| near(n) >= 880);
                 let guess = nearest.map_or_else(String::new, |(n, _)| format!("; did you mean --{n}?"));
                 Err(Failure::usage(format!(
-                    "unknown option --{name}{guess} (options are torchrun's, torch {TORCH}, and ours: everstep run --help)"
+                    "unknown option --{name}{guess} (everstep run --help lists torchrun's options, torch {TORCH}, and everstep's own)"
                 )))
             }
             _ => {
@@ -119,7 +119,7 @@ pub fn uniform(arguments: &[OsString]) -> Result<Vec<OsString>, Failure> {
             let first = letters.chars().next().unwrap_or_default();
             let Some((_, takes_value)) = known.short.iter().find(|(s, _)| *s == first) else {
                 return Err(Failure::usage(format!(
-                    "unknown option {text}; everstep run --help lists all (torchrun's, torch {TORCH}, and ours)"
+                    "unknown option {text}; everstep run --help lists torchrun's options (torch {TORCH}) and everstep's own"
                 )));
             };
             result.push(format!("-{first}").into());

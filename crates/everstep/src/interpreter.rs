@@ -5,6 +5,14 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+/// Returns the arguments with which Python runs one of everstep's modules. With `-m`, it would
+/// import from the working directory first: from a checkpoint that somebody else made, for example.
+pub fn module(name: &str) -> [String; 2] {
+    let elsewhere = "if not getattr(sys.flags, 'safe_path', False): del sys.path[0]";
+    let run = format!("runpy.run_module('everstep.{name}', run_name='__main__', alter_sys=True)");
+    ["-c".into(), format!("import sys\n{elsewhere}\nimport runpy\n{run}")]
+}
+
 /// Returns the interpreter: `PYTHON_EXEC`, else the one this binary was installed with, else that
 /// of the active environment, else the one in `PATH`.
 pub fn python() -> OsString {

@@ -1,7 +1,8 @@
-"""FSDP1: every parameter is a range of its flattened self, out of one flat parameter for many of them.
+"""FSDP1: each parameter is a range of a flat parameter, which contains many of them.
 
-``FullyShardedDataParallel.state_dict`` would gather whole parameters at each step. Here each rank's own shard is taken as it lies in
-memory, with where its pieces belong (torch.distributed.fsdp._flat_param, ``_ShardParamInfo``).
+``FullyShardedDataParallel.state_dict`` would gather whole parameters at each step. Instead, each
+rank's own shard is taken from memory, with where its pieces belong
+(torch.distributed.fsdp._flat_param, ``_ShardParamInfo``).
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from ._internal import CheckpointError
-from .placed import Place
+from .shard_layout import Place
 
-#: What wrappers put into names.
+#: Parts of names that wrappers add.
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
 
 def _wrapped(module: nn.Module) -> list[tuple[str, Any]]:
-    """FSDP1's wrappers inside a module, by name. Nothing is imported for whoever does not use it."""
+    """Returns FSDP1's wrappers inside a module, by name. Nothing is imported if FSDP1 is not
+    used."""
     fsdp = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
     return (
         []
@@ -30,19 +32,19 @@ def _wrapped(module: nn.Module) -> list[tuple[str, Any]]:
 
 
 def is_flat(module: nn.Module) -> bool:
-    """Some of its parameters are in FSDP1's flat parameters."""
+    """Returns whether some of its parameters are in FSDP1's flat parameters."""
     return bool(_wrapped(module))
 
 
 def clean(name: str) -> str:
-    """The name that a parameter or buffer has without wrappers."""
+    """Returns the name of a parameter or buffer without wrappers."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name
 
 
 def _pieces(module: nn.Module) -> dict[str, tuple[Tensor, Place]]:
-    """This rank's pieces of flat parameters, by the names of their parameters."""
+    """Returns this rank's pieces of flat parameters, by the names of their parameters."""
     found: dict[str, tuple[Tensor, Place]] = {}
     for prefix, wrapper in _wrapped(module):
         handle = wrapper._handle
@@ -53,7 +55,7 @@ def _pieces(module: nn.Module) -> dict[str, tuple[Tensor, Place]]:
                 "FullyShardedDataParallel without use_orig_params=True has no parameters of its own; pass use_orig_params=True"
             )
         flat = handle.flat_param
-        # Before the first forward pass the flat parameter itself is the shard.
+        # Before the first forward pass, the flat parameter itself is the shard.
         shard = getattr(flat, "_local_shard", None)
         shard = flat.detach() if shard is None else shard
         base = f"{prefix}." if prefix else ""
@@ -63,7 +65,7 @@ def _pieces(module: nn.Module) -> dict[str, tuple[Tensor, Place]]:
             )
             found[clean(base + fqn)] = shard[at : at + count], Place(tuple(shape), (first,), (count,), True)
         for shared in flat._shared_param_infos:
-            # Tied: one piece, two names.
+            # Tied parameters: one piece, two names.
             name, other = (
                 clean(".".join(filter(None, (prefix, *parts))))
                 for parts in (
@@ -77,7 +79,8 @@ def _pieces(module: nn.Module) -> dict[str, tuple[Tensor, Place]]:
 
 
 def tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, Place | None]]:
-    """(name, this rank's memory, where it belongs) of all parameters and persistent buffers; no place for whole ones."""
+    """Yields (name, this rank's memory, where it belongs) of all parameters and persistent buffers;
+    no place for whole ones."""
     pieces = _pieces(module)
     for name, parameter in module.named_parameters(remove_duplicate=False):
         own = clean(name)
@@ -92,10 +95,10 @@ def tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, Place | None]]:
 
 
 def places(module: nn.Module) -> dict[str, Place]:
-    """Where this rank's pieces belong, by the names of their parameters."""
+    """Returns where this rank's pieces belong, by the names of their parameters."""
     return {name: place for name, (_, place) in _pieces(module).items()}
 
 
 def fits(tensor: Tensor, place: Place) -> bool:
-    """An optimizer's state that is cut as the parameter is."""
+    """Returns whether an optimizer's state is split as the parameter is."""
     return place.flat and tuple(tensor.shape) == place.sizes

@@ -1,4 +1,5 @@
-"""Where a rank's part of a tensor belongs in the whole, and a checkpoint of other ranks seen as this rank would have made it."""
+"""Where a rank's part of a tensor belongs in the whole, and checkpoints of other ranks read as this
+rank would have written them."""
 
 from __future__ import annotations
 
@@ -12,25 +13,28 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from . import decoding, optimizer_value, together
-from ._internal import CheckpointError, DamagedError, WholeCheckpoint
+from . import decoding, node_reader, optimizer_value
+from ._internal import CheckpointError, DamagedError, Entry, Target, WantedPart, WholeCheckpoint
 from .blob_format import BLOB
 from .damage import reading
 from .sharded import Note, Part, is_partial
 
 if TYPE_CHECKING:
-    from ._internal import Entry
     from .state import Item
 
-#: The tensor of a shard that says where its tensors belong (read by ``python/src/resharded.rs``).
+#: The tensor of a shard that contains where its tensors belong (read by
+#: ``python/src/resharded.rs``).
 PARTS = BLOB + "parts"
+#: Limit on the bytes of a tensor in an index.
+BYTES_MAX = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
 class Place:
     """A part of a tensor: a block, or (``flat``) a range of the flattened tensor.
 
-    ``shape`` is that of the whole, ``offsets`` where the part begins (one number for a range), ``sizes`` the shape of the part.
+    ``shape`` is that of the whole, ``offsets`` where the part begins (one number for a range),
+    ``sizes`` the shape of the part.
     """
 
     shape: tuple[int, ...]
@@ -39,7 +43,7 @@ class Place:
     flat: bool = False
 
     def fits(self) -> bool:
-        """The part lies within the whole."""
+        """Returns whether the part lies within the whole."""
         if self.flat:
             return self.offsets[0] + math.prod(self.sizes) <= math.prod(self.shape)
         ends = (o + n for o, n in zip(self.offsets, self.sizes, strict=True))
@@ -49,8 +53,9 @@ class Place:
 
 
 def parameter_in(name: str, known: Container[str]) -> str | None:
-    """Which of the ``known`` parameters an optimizer's tensor belongs to: ``OPTIMIZER/state/PARAMETER/KEY``, with a key of several
-    parts inside of containers (earlier: ``OPTIMIZER/PARAMETER/KEY``). Names of parameters may have slashes, too."""
+    """Returns which of the ``known`` parameters an optimizer's tensor belongs to:
+    ``OPTIMIZER/state/PARAMETER/KEY``, with a key of several parts inside of containers (earlier:
+    ``OPTIMIZER/PARAMETER/KEY``). Names of parameters may contain slashes, too."""
     owner = name.partition("/")[2].removeprefix("state/")
     while owner := owner.rpartition("/")[0]:
         if owner in known:
@@ -66,7 +71,7 @@ class _Unread:
 
 
 def _unread(value: Any) -> Iterator[str]:
-    """Names of the tensors in a value that were not read."""
+    """Yields the names of the tensors in a value that were not read."""
     if isinstance(value, _Unread):
         yield value.name
     elif isinstance(value, (Mapping, list, tuple, deque)):
@@ -75,13 +80,15 @@ def _unread(value: Any) -> Iterator[str]:
 
 
 def in_module(name: str) -> bool:
-    """The name is of a module's tensor, ``OBJECT.KEY``. Keys may have slashes, objects have neither those nor dots."""
+    """Returns whether the name is that of a module's tensor, ``OBJECT.KEY``. Keys may contain
+    slashes; objects contain neither slashes nor dots."""
     at = name.find(".")
     return at > 0 and "/" not in name[:at]
 
 
 def place_of(tensor: Tensor | Place) -> Place | None:
-    """Where the local part of a sharded tensor belongs (torch.distributed.tensor); ``None`` for any other."""
+    """Returns where the local part of a sharded tensor belongs (torch.distributed.tensor); ``None``
+    for any other."""
     if isinstance(tensor, Place):
         return tensor
     if getattr(tensor, "_local_tensor", None) is None:
@@ -92,20 +99,28 @@ def place_of(tensor: Tensor | Place) -> Place | None:
     return Place(tuple(tensor.shape), tuple(offsets), tuple(sizes))
 
 
+def _described(whole: Tensor | Place | None) -> Any:
+    """Returns what differs once a sharded tensor is another part, without computing which one. Of a
+    DTensor it is the same object as long as nothing changes."""
+    return whole if whole is None or isinstance(whole, Place) else getattr(whole, "_spec", None)
+
+
 class Parts:
-    """Says where the tensors of a snapshot belong; worked out again only when they are others."""
+    """Builds the table of where the tensors of a snapshot belong, again only when they have
+    changed."""
 
     def __init__(self) -> None:
-        self._of: list[tuple[str, int]] = []
+        self._of: list[tuple[str, int, Any]] = []
         self._table = b""
 
     def of(self, items: list[Item]) -> bytes:
-        """The table for these items, which are in the order of the shard. Empty without sharded tensors.
+        """Returns the table for these items, which are in the order of the shard. Empty without
+        sharded tensors.
 
-        Little-endian 64-bit numbers: for each sharded one its number, 1 for a range and 0 for a block, the number of dimensions of
-        the whole, its shape, offsets.
+        It consists of little-endian 64-bit numbers, for each sharded tensor: its index, 1 for a
+        range and 0 for a block, the number of dimensions of the whole, its shape, and the offsets.
         """
-        own = [(i.name, i.tensor.numel()) for i in items]
+        own = [(i.name, i.tensor.numel(), _described(i.whole)) for i in items]
         if own != self._of:
             words = array("Q")
             for n, item in enumerate(_in_file(items)):
@@ -119,7 +134,8 @@ class Parts:
 
 
 def _in_file(items: list[Item]) -> list[Item]:
-    """In the order in which a shard's header is read: by place, and where empty ones lie at one place, by name."""
+    """Returns the items in the order in which a shard's header is read: by offset, and empty ones
+    at the same offset by name."""
     at, placed = 0, []
     for item in items:
         end = at + item.tensor.numel() * item.tensor.element_size()
@@ -129,7 +145,7 @@ def _in_file(items: list[Item]) -> list[Item]:
 
 
 def parts_from_bytes(table: bytes) -> list[int]:
-    """The numbers that :meth:`Parts.of` has written."""
+    """Returns the numbers that :meth:`Parts.of` has written."""
     with reading("the table of where tensors belong"):
         words = array("Q", table)
     if sys.byteorder == "big":
@@ -138,7 +154,7 @@ def parts_from_bytes(table: bytes) -> list[int]:
 
 
 def read_parts(words: list[int], entries: list[Entry]) -> dict[str, Place]:
-    """What :meth:`Parts.of` says, by the names of the shard's tensors."""
+    """Returns the places in a table of :meth:`Parts.of`, by the names of the shard's tensors."""
     found: dict[str, Place] = {}
     at, last = 0, -1
     with reading("the table of where tensors belong"):
@@ -148,27 +164,28 @@ def read_parts(words: list[int], entries: list[Entry]) -> dict[str, Place]:
             end = shape + (1 if flat else dimensions)
             if flat > 1 or number <= last or end > len(words):
                 raise ValueError("it contradicts itself")
-            name, _, sizes, _ = entries[number]
-            place = Place(tuple(words[at + 3 : shape]), tuple(words[shape:end]), tuple(sizes), bool(flat))
+            entry = entries[number]
+            place = Place(tuple(words[at + 3 : shape]), tuple(words[shape:end]), tuple(entry.shape), bool(flat))
             if not place.fits():
-                raise ValueError(f"{name} lies outside of the whole")
-            found[name] = place
+                raise ValueError(f"{entry.name} lies outside of the whole")
+            found[entry.name] = place
             at, last = end, number
     return found
 
 
 class Resharded:
-    """A checkpoint that was written by another number of ranks, as if this rank had written its part of it.
+    """A checkpoint of another number of ranks, read as if this rank had written its part of it.
 
     Args:
         directory: of one published checkpoint.
-        rank: this one. Values that are each rank's own come from the rank of the same number, or of one that stands for it.
+        rank: this one. Values that are each rank's own come from the rank of the same number, or of
+            one that stands for it.
         own: where this rank's tensors belong, by name.
-        parameters: where its parameters belong, by the names that optimizers' state goes by.
+        parameters: where its parameters belong, by the names in the state of optimizers.
         names: those of its modules' tensors.
 
     Raises:
-        CheckpointError: when it cannot be read, or holds no sharded state.
+        CheckpointError: when it cannot be read, or has no sharded state.
     """
 
     def __init__(
@@ -176,18 +193,19 @@ class Resharded:
     ) -> None:
         self.path = directory
         self._whole = WholeCheckpoint(directory)
-        self._tensors = {t[0]: t for t in self._whole.tensors()}
+        self._tensors = {t.name: t for t in self._whole.tensors()}
         size = self._whole.world_size
-        # Sharded tensors, such as only some ranks have (pipeline stages), or such as all have alike.
-        modules = [t for t in self._tensors.values() if in_module(t[0])]
-        one = any(in_parts for *_, in_parts, _, _ in self._tensors.values()) or self._alike()
-        one = one or any(holders < size for *_, holders, _ in modules)
-        # What one process has saved is the whole of which this rank wants parts or a stage.
-        one = one or (size == 1 and (bool(own) or names < {t[0] for t in modules}))
+        # Tensors that are sharded, or that only some ranks have (pipeline stages), or that all
+        # ranks have in common.
+        modules = [t for t in self._tensors.values() if in_module(t.name)]
+        one = any(t.in_parts for t in self._tensors.values()) or self._alike()
+        one = one or any(t.holders < size for t in modules)
+        # One process has saved the whole, of which this rank wants parts or a stage.
+        one = one or (size == 1 and (bool(own) or names < {t.name for t in modules}))
         if not one:
             raise CheckpointError(
-                f"{directory} was written by {size} ranks, each with a state of its own: run with as many, or, "
-                "if all ranks hold the same, pass replicated=True"
+                f"{directory} was written by {size} ranks, each with a state of its own: run with the same number of ranks, or, "
+                "if all ranks hold the same state, pass replicated=True"
             )
         self._own, self._parameters = own, parameters
         #: Places of parameters of no module, by optimizer.
@@ -197,7 +215,7 @@ class Resharded:
             if slash and not in_module(name):
                 self._loose.setdefault(optimizer, {})[key] = place
         self.rank = rank % self._whole.world_size
-        #: What is each rank's own (random numbers) is this very rank's.
+        #: Values that are each rank's own (random numbers) are those of this rank.
         self.exact = self.rank == rank
 
     def _alike(self) -> bool:
@@ -208,14 +226,15 @@ class Resharded:
             return bool(decoding.decode(self._whole.bytes(0, layout), lambda name: None).get("replicated"))
 
     def _place(self, name: str) -> Place:
-        shape = self._tensors[name][2]
+        shape = self._tensors[name].shape
         whole = Place(tuple(shape), (0,) * len(shape), tuple(shape))
         if name in self._own:
             return self._own[name]
         return self._as_parameter(name) or whole
 
     def _as_parameter(self, name: str) -> Place | None:
-        """The place of its parameter, where a tensor of an optimizer is sharded as that is here."""
+        """Returns the place of its parameter, if a tensor of an optimizer is sharded as that is
+        here."""
         optimizer = name.partition("/")[0]
         loose = self._loose.get(optimizer, {})
         owner = parameter_in(name, self._parameters) or parameter_in(name, loose)
@@ -223,42 +242,42 @@ class Resharded:
             return None
         place = self._parameters.get(owner) or loose[owner]
         saved = self._tensors.get(owner) or self._tensors.get(f"{optimizer}/values/{owner}")
-        _, _, shape, _, in_parts, *_ = self._tensors[name]
+        tensor = self._tensors[name]
         # A plain tensor in the state of a sharded parameter was not sharded, whatever its shape is.
-        plain = not in_parts and saved is not None and saved[4]
-        return place if place.shape == tuple(shape) and not plain else None
+        plain = not tensor.in_parts and saved is not None and saved.in_parts
+        return place if place.shape == tuple(tensor.shape) and not plain else None
 
     def entries(self) -> list[Entry]:
-        """Names, dtypes, shapes and lengths as this rank would have them."""
+        """Describes the tensors as this rank would have them."""
         found: list[Entry] = []
-        for name, dtype, _, element, *_ in self._tensors.values():
-            sizes = self._place(name).sizes
-            elements = 1
-            for n in sizes:
-                elements *= n
-            found.append((name, dtype, list(sizes), elements * element))
+        for t in self._tensors.values():
+            sizes = self._place(t.name).sizes
+            # A shape in a damaged checkpoint may have more bytes than 64 bits can count: reading it
+            # is refused.
+            found.append(Entry(t.name, t.dtype, list(sizes), min(math.prod(sizes) * t.element, BYTES_MAX)))
         return found
 
     def bytes(self, name: str) -> bytes:
-        """A value that is each rank's own."""
+        """Returns a value that is each rank's own."""
         return self._whole.bytes(self.rank, name)
 
     def optimizer(self, blob: str, parameters: list[str], room: Callable[[str], Any]) -> Any:
-        """State and groups of an optimizer with these parameters, whichever ranks have saved them."""
+        """Returns state and groups of an optimizer with these parameters, whichever ranks have
+        saved them."""
         mark = blob.removeprefix(BLOB) + "/"
         saved = optimizer_value.checked(
             decoding.decode(self._whole.bytes(self.rank, blob), lambda name: None, finish=False)
         )
         if "groups" not in saved:
             raise CheckpointError(
-                f"{mark[:-1]}=: the state of this optimizer is of a format of its own, which only as many ranks as wrote it can restore"
+                f"{mark[:-1]}=: the state of this optimizer has a format of its own, which only the same number of ranks can restore"
             )
         if "names" not in saved:
-            # Earlier checkpoints: names without their objects.
+            # In earlier checkpoints, names are without their objects.
             parameters = [n if n.startswith("param_") else n.partition(".")[2] for n in parameters]
             if len(set(parameters)) < len(parameters):
                 raise CheckpointError(
-                    f"{mark[:-1]}=: several modules have parameters of one name, which this earlier checkpoint does not tell apart"
+                    f"{mark[:-1]}=: several modules have parameters of the same name, which this earlier checkpoint does not distinguish"
                 )
         left = dict.fromkeys(parameters)
 
@@ -274,14 +293,14 @@ class Resharded:
         def sharded(tensor: Any, note: Note) -> Any:
             if is_partial(note):
                 raise CheckpointError(
-                    f"{mark[:-1]}=: a tensor of its state has to be summed over the ranks that wrote it (Partial): run with as many, "
-                    "sharded as they were"
+                    f"{mark[:-1]}=: a tensor of its state has to be summed over the ranks that wrote it (Partial): run with "
+                    "the same number of ranks and the same sharding"
                 )
             # Of another shape than its parameter: each rank has it whole.
             return Part(tensor, ([], note[1])) if isinstance(tensor, Tensor) else tensor
 
         def read(rank: int) -> tuple[Any, dict[str, Any]]:
-            """What a rank has saved, and the state of parameters that are still wanted."""
+            """Returns what a rank has saved, and the state of parameters that are still wanted."""
             data = self._whole.bytes(rank, blob)
             found = optimizer_value.checked(decoding.decode(data, mine, finish=False, sharded=sharded))
             if "whole" in found:
@@ -290,14 +309,15 @@ class Resharded:
 
         value: Any = None
         groups: list[set[str]] = []
-        # Ranks whose shards have state of these parameters, this one first; then all others.
+        # First the ranks whose shards have state of these parameters, beginning with this one; then
+        # all others.
         near = {parameter_in(n, left) for n in self._whole.names(self.rank) if n.startswith(mark)}
-        first = {parameter_in(n, left): rank for n, *_, rank in self._tensors.values() if n.startswith(mark)}
+        first = {parameter_in(n, left): t.first for n, t in self._tensors.items() if n.startswith(mark)}
         known = dict.fromkeys(self.rank if n in near else first[n] for n in parameters if n in first)
         for rank in known | dict.fromkeys(range(self._whole.world_size)):
             found, state = read(rank)
             if lacking := {*_unread((state, found.get("other"), found["groups"]))}:
-                # In an object that they share with the state of another parameter.
+                # They are in an object that is shared with the state of another parameter.
                 wanted |= lacking
                 found, state = read(rank)
             if value is None:
@@ -315,21 +335,23 @@ class Resharded:
             group.pop("param_names", None)
             group["params"] = sorted(names)
         value["shapes"] = {}
-        # Which tensors are sharded here is decided. Earlier checkpoints lack the values of sharded parameters of no module.
+        # Which tensors are sharded here is decided. Earlier checkpoints lack the values of sharded
+        # parameters of no module.
         value["sharded"] = [n for n in parameters if "sharded" in value or not n.startswith("param_")]
         return value
 
     def plan(self, names: Iterable[str]) -> tuple[int, int]:
-        """What reading this rank's parts of these tensors would read: (number of runs, bytes)."""
+        """Returns what reading this rank's parts of these tensors would read: (number of runs,
+        bytes)."""
         places = ((name, self._place(name)) for name in names)
-        return self._whole.plan([(n, list(p.offsets), list(p.sizes), p.flat, 0, 0) for n, p in places])
+        return self._whole.plan([WantedPart(n, list(p.offsets), list(p.sizes), p.flat) for n, p in places])
 
-    def copy_to(self, targets: list[tuple[str, int, int]]) -> None:
-        """Reads what this rank holds of each tensor, to (name, address, bytes)."""
+    def copy_to(self, targets: list[Target]) -> None:
+        """Reads this rank's part of each tensor."""
         wanted = [
-            (n, list(p.offsets), list(p.sizes), p.flat, at, size)
-            for n, at, size in targets
-            if size
-            for p in [self._place(n)]
+            WantedPart(t.name, list(p.offsets), list(p.sizes), p.flat, t.address, t.bytes)
+            for t in targets
+            if t.bytes
+            for p in [self._place(t.name)]
         ]
-        together.read(self._whole, wanted, max((size for *_, size in targets), default=0))
+        node_reader.read(self._whole, wanted, max((t.bytes for t in targets), default=0))

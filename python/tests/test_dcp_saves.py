@@ -1,0 +1,278 @@
+"""Saves through DCP that meet others, fail, or ask for what everstep cannot do: each publishes what it was given, or nothing."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import _async_thread_executor as executor
+
+import everstep as es
+from harness.ranks import run_ranks
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+def _save(writer: es.dcp.Writer, value: float, **options: object) -> None:
+    dcp.save({"w": torch.full((9,), value)}, storage_writer=writer, **options)
+
+
+def _async(writer: es.dcp.Writer, value: float, **options: object):
+    return dcp.async_save({"w": torch.full((9,), value)}, storage_writer=writer, no_dist=True, **options)
+
+
+def _saved(directory: Path) -> dict[str, float]:
+    found = {}
+    for manifest in directory.glob("step-*/manifest.json"):
+        state = {"w": torch.zeros(9)}
+        dcp.load(state, storage_reader=es.dcp.Reader(manifest.parent), no_dist=True)
+        assert (state["w"] == state["w"][0]).all()
+        found[manifest.parent.name] = state["w"][0].item()
+    return found
+
+
+def test_two_writers_on_one_directory_take_turns_at_its_numbers(tmp_path):
+    a, b = es.dcp.Writer(tmp_path), es.dcp.Writer(tmp_path)
+    for value, writer in enumerate((a, b, a, b, b, a), 1):
+        _save(writer, value)
+    expected = {f"step-{n}": n for n in range(1, 7)}
+    assert _saved(tmp_path) == expected
+    _save(es.dcp.Writer(tmp_path / "step-7"), 7)
+    _async(a, 8).result()
+    _save(b, 9)
+    assert _saved(tmp_path) == {**expected, "step-7": 7, "step-8": 8, "step-9": 9}
+
+
+def test_saves_in_progress_through_two_writers_have_numbers_of_their_own(tmp_path):
+    writers = [es.dcp.Writer(tmp_path) for _ in range(3)]
+    futures = [_async(writer, value) for value, writer in enumerate(writers, 1)]
+    for future in futures:
+        future.result()
+    assert _saved(tmp_path) == {"step-1": 1, "step-2": 2, "step-3": 3}
+
+
+def test_a_number_that_everstep_chose_never_replaces_a_checkpoint(tmp_path, monkeypatch):
+    """A checkpoint appears after the number was chosen, as when a listing is stale."""
+    from everstep.dcp import stores
+
+    _save(es.dcp.Writer(tmp_path / "step-1"), 1)
+    monkeypatch.setattr(stores, "_newest", lambda root: 0)
+    monkeypatch.setattr(stores, "_drawn", {})
+    with pytest.raises(BaseException, match="does not replace"):
+        _save(es.dcp.Writer(tmp_path), 2)
+    assert _saved(tmp_path) == {"step-1": 1}
+    # A number in the path is the user's choice.
+    _save(es.dcp.Writer(tmp_path / "step-1"), 3)
+    assert _saved(tmp_path) == {"step-1": 3}
+
+
+def test_a_save_after_an_async_save_that_failed_saves_its_own_state(tmp_path, monkeypatch):
+    class Full(dcp.DefaultSavePlanner):
+        def set_up_planner(self, *args, **kwargs):
+            raise OSError("no memory for a plan")
+
+    writer = es.dcp.Writer(tmp_path)
+    with monkeypatch.context() as m:
+        # In the thread that async_save starts, before it calls the writer.
+        m.setattr(dcp.DefaultSavePlanner, "set_up_planner", Full.set_up_planner)
+        failed = _async(writer, 1)
+        assert "no memory for a plan" in str(failed.exception())
+    _save(writer, 2)
+    assert list(_saved(tmp_path).values()) == [2]
+    _async(writer, 3).result()
+    assert sorted(_saved(tmp_path).values()) == [2, 3]
+
+
+def test_a_save_right_after_async_save_waits_until_that_has_its_copy(tmp_path, monkeypatch):
+    begun = threading.Event()
+    wrapper = executor.save_wrapper
+
+    def late(*args, **kwargs):
+        begun.wait()
+        # The other save may go on meanwhile.
+        time.sleep(0.3)
+        return wrapper(*args, **kwargs)
+
+    class Begins(dcp.DefaultSavePlanner):
+        def set_up_planner(self, *args, **kwargs):
+            super().set_up_planner(*args, **kwargs)
+            begun.set()
+
+    monkeypatch.setattr(executor, "save_wrapper", late)
+    writer = es.dcp.Writer(tmp_path)
+    future = _async(writer, 1)
+    _save(writer, 2, planner=Begins())
+    future.result()
+    assert _saved(tmp_path) == {"step-1": 1, "step-2": 2}
+
+
+def test_async_save_without_its_thread_does_not_hold_up_the_next_save(tmp_path, monkeypatch):
+    def no_thread(*args, **kwargs):
+        raise RuntimeError("can't start new thread")
+
+    writer = es.dcp.Writer(tmp_path)
+    with monkeypatch.context() as m:
+        m.setattr(executor._ThreadBasedAsyncCheckpointExecutor, "execute_save", no_thread)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            _async(writer, 1)
+    _save(writer, 2)
+    assert list(_saved(tmp_path).values()) == [2]
+
+
+class _Doubles(dcp.DefaultSavePlanner):
+    def resolve_data(self, write_item):
+        data = super().resolve_data(write_item)
+        return data * 2 if isinstance(data, torch.Tensor) else data
+
+
+@pytest.mark.parametrize("planner", [_Doubles(), dcp.DefaultSavePlanner(flatten_state_dict=False)])
+def test_async_save_refuses_a_planner_that_it_would_ignore(tmp_path, planner):
+    writer = es.dcp.Writer(tmp_path)
+    with pytest.raises(BaseException, match=r"call dcp\.save with it"):
+        _async(writer, 1, planner=planner).result()
+    assert _saved(tmp_path) == {}
+    _save(writer, 1, planner=_Doubles())
+    _async(writer, 3, planner=dcp.DefaultSavePlanner()).result()
+    assert sorted(_saved(tmp_path).values()) == [2, 3]
+
+
+def test_a_planner_is_refused_where_a_copy_was_made_without_knowing_it(tmp_path):
+    writer = es.dcp.Writer(tmp_path)
+    copied = writer.stage({"w": torch.ones(9)})
+    with pytest.raises(BaseException, match=r"call dcp\.save with it"):
+        dcp.save(copied, storage_writer=writer, planner=_Doubles())
+    assert _saved(tmp_path) == {}
+
+
+_BEGIN = """
+import os, sys
+import torch, torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import everstep as es
+dist.init_process_group("gloo")
+rank, out = dist.get_rank(), sys.argv[1]
+
+def state(value):
+    return {f"w{r}": torch.full((9,), float(value)) for r in range(dist.get_world_size())}
+
+def error(save, *args, **options):
+    try:
+        future = save(*args, **options)
+        if save is dcp.async_save:
+            future.result()
+    except BaseException as e:
+        return str(e)
+    raise AssertionError("saved")
+"""
+
+
+def _ranks(tmp_path: Path, size: int, script: str) -> None:
+    (tmp_path / "script.py").write_text(_BEGIN + script + "\ndist.barrier()\nos._exit(0)  # See test_reshard.py.\n")
+    ended = run_ranks([sys.executable, str(tmp_path / "script.py"), str(tmp_path / "out")], size)
+    assert [r.code for r in ended] == [0] * size, "\n".join(r.err for r in ended)[-3000:]
+
+
+def _steps(tmp_path: Path, size: int) -> dict[str, float]:
+    found = {}
+    for manifest in (tmp_path / "out").glob("step-*/manifest.json"):
+        if ".tmp" in manifest.parent.name:
+            continue
+        state = {f"w{r}": torch.zeros(9) for r in range(size)}
+        dcp.load(state, storage_reader=es.dcp.Reader(manifest.parent), no_dist=True)
+        (value,) = {x.item() for t in state.values() for x in t}
+        found[manifest.parent.name] = value
+    return found
+
+
+def test_ranks_number_alike_after_one_of_them_has_failed(tmp_path):
+    _ranks(
+        tmp_path,
+        2,
+        """
+class Fails(dcp.DefaultSavePlanner):
+    def __init__(self, where):
+        super().__init__()
+        self.where = where
+    def set_up_planner(self, *args, **kwargs):
+        if self.where == "plan":
+            raise OSError("gone")
+        super().set_up_planner(*args, **kwargs)
+    def finish_plan(self, plan):
+        if self.where == "finish":
+            raise OSError("gone")
+        return super().finish_plan(plan)
+    def resolve_data(self, item):
+        if self.where == "data":
+            raise OSError("gone")
+        return super().resolve_data(item)
+
+writer = es.dcp.Writer(out)
+for n, where in enumerate(("data", "plan", "finish", "data", "plan", "finish"), 1):
+    # A new Writer meets the same numbers.
+    writer = writer if n < 4 else es.dcp.Writer(out)
+    wrong = error(dcp.save, state(-n), storage_writer=writer, planner=Fails(where if rank == 1 else ""))
+    assert "gone" in wrong, wrong
+    dcp.save(state(n), storage_writer=writer)
+
+class Torn:
+    def __reduce__(self):
+        raise OSError("gone")
+
+for n in (7, 8):
+    extra = {"torn": Torn()} if rank == 1 else {}
+    wrong = error(dcp.async_save, {**state(-n), **extra}, storage_writer=writer)
+    assert "gone" in wrong, wrong
+    dcp.async_save(state(n), storage_writer=writer).result()
+""",
+    )
+    found = _steps(tmp_path, 2)
+    assert sorted(found.values()) == list(range(1, 9)), found
+
+
+def test_nothing_is_published_if_ranks_save_different_steps(tmp_path):
+    _ranks(
+        tmp_path,
+        2,
+        """
+for save in (dcp.save, dcp.async_save):
+    wrong = error(save, state(1), storage_writer=es.dcp.Writer(f"{out}/step-{rank + 5}"))
+    assert "same path on all ranks" in wrong, wrong
+""",
+    )
+    assert _steps(tmp_path, 2) == {}
+
+
+def test_ranks_that_do_not_save_with_all_others_are_told_at_once(tmp_path):
+    """Waiting for those that do not take part would last until the store's timeout, longer than this test."""
+    _ranks(
+        tmp_path,
+        3,
+        """
+groups = [dist.new_group([0, 1]), dist.new_group([1, 2])]
+writer = es.dcp.Writer(out)
+for group, members in zip(groups, ((0, 1), (1, 2))):
+    for save in (dcp.save, dcp.async_save):
+        if rank in members:
+            wrong = error(save, state(1), storage_writer=writer, process_group=group)
+            assert "with all ranks of the job" in wrong, wrong
+        dist.barrier()
+for save in (dcp.save, dcp.async_save):
+    if rank == 1:
+        wrong = error(save, state(1), storage_writer=writer, no_dist=True)
+        assert "with all ranks of the job" in wrong, wrong
+    dist.barrier()
+    if rank == 0:
+        wrong = error(save, state(1), storage_writer=writer, no_dist=True)
+        assert "with all ranks of the job" in wrong, wrong
+    dist.barrier()
+whole = dist.new_group([0, 1, 2])
+dcp.save(state(1), storage_writer=writer, process_group=whole)
+dcp.async_save(state(2), storage_writer=writer, process_group=whole).result()
+""",
+    )
+    assert _steps(tmp_path, 3) == {"step-1": 1, "step-2": 2}
