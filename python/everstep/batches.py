@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import re
@@ -12,8 +13,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
 
 from . import rng
+from .tensors import raw
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,6 +40,20 @@ def _place(tensor: Tensor) -> Place:
     return tensor.untyped_storage(), first, first + (reach * size if tensor.numel() else 0)
 
 
+def _places(value: Any) -> list[Place]:
+    """Returns where the tensors in ``value`` are, without those that have no plain memory (sparse,
+    nested)."""
+    places = []
+    for tensor in _tensors(value):
+        # torch.func passes wrappers around the tensors of a batch.
+        while _functorch.is_functorch_wrapped_tensor(tensor):
+            tensor = _functorch.get_unwrapped(tensor)
+        if tensor.layout is torch.strided and not tensor.is_nested:
+            with contextlib.suppress(RuntimeError):
+                places.append(_place(tensor))
+    return places
+
+
 class _Call:
     """A call of the batch function, and the memory of the batch that it returned."""
 
@@ -44,7 +61,7 @@ class _Call:
         self.key = key
         #: State of the random generators.
         self.before = before
-        self._memory = [(weakref.ref(storage), first, end) for storage, first, end in map(_place, _tensors(batch))]
+        self._memory = [(weakref.ref(storage), first, end) for storage, first, end in _places(batch)]
 
     def is_alive(self) -> bool:
         """Returns whether the script still has some of the batch."""
@@ -71,14 +88,17 @@ def _those_on(places: list[Place], calls: list[_Call]) -> list[_Call]:
 def _tensors(value: Any, depth: int = 4) -> Iterator[Tensor]:
     """Yields tensors in a batch, or in the arguments of a forward pass."""
     if isinstance(value, Tensor):
-        if value.layout is torch.strided:
-            yield value
+        yield value
     elif depth and isinstance(value, dict):
         for each in value.values():
             yield from _tensors(each, depth - 1)
     elif depth and isinstance(value, (list, tuple)):
         for each in value:
             yield from _tensors(each, depth - 1)
+
+
+def _digest(values: bytes) -> str:
+    return hashlib.blake2b(values, digest_size=16).hexdigest()
 
 
 class _Keys:
@@ -95,10 +115,17 @@ class _Keys:
 
     def _text(self, value: Any) -> str:
         if isinstance(value, Tensor):
-            value = value.detach().cpu().numpy()
+            if value.layout is not torch.strided or value.is_nested:
+                return self._numbered(value)
+            dense = value.detach().cpu().resolve_conj().resolve_neg()
+            try:
+                value = dense.numpy()
+            except TypeError:
+                # numpy has no such dtype (bfloat16).
+                return f"{value.dtype}{[*value.shape]} {_digest(raw(dense).numpy().tobytes())}"
         if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
             # Their text leaves out most of the numbers.
-            return f"{value.dtype}{value.shape} {hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()}"
+            return f"{value.dtype}{value.shape} {_digest(value.tobytes())}"
         if isinstance(value, (list, tuple)):
             return f"{type(value).__name__}({', '.join(map(self._text, value))})"
         if isinstance(value, dict):
@@ -247,7 +274,7 @@ def watch_forward(state: dict[str, Any]) -> None:
         return
 
     def used(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        places = [*map(_place, _tensors((args, kwargs)))]
+        places = _places((args, kwargs))
         for batch in batches:
             batch.used(places)
 

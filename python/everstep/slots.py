@@ -66,7 +66,7 @@ class Snapshot:
         for item in self.items:
             t = item.tensor.detach()
             if t.device.type != "cpu" or not t.is_contiguous():
-                items.append(Item(item.name, t.cpu().contiguous(), True))
+                items.append(Item(item.name, t.cpu().contiguous(), item.eager))
             else:
                 items.append(Item(item.name, t, item.eager))
         return items

@@ -9,7 +9,8 @@ the same, and that each tensor is where it was. Anything that differs, or that o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from operator import attrgetter, is_, itemgetter
+from itertools import repeat
+from operator import attrgetter, contains, is_, itemgetter
 from types import FunctionType
 from typing import Any, Protocol
 
@@ -45,6 +46,7 @@ _SCHEDULERS = {
 #: Values in an optimizer's state that can be compared.
 _VALUES = (int, float, bool, str, type(None))
 _SHAPE_AND_DTYPE = attrgetter("shape", "dtype")
+_REQUIRES_GRAD = attrgetter("requires_grad")
 #: Most snapshots between two attempts to keep a structure that keeps changing.
 _PATIENCE_MAX = 64
 
@@ -65,33 +67,35 @@ _TRANSIENT = "_non_persistent_buffers_set"
 _transient_of = itemgetter(_TRANSIENT)
 
 
+def _saves_as_torch_does(kind: type[nn.Module]) -> bool:
+    own = (kind.state_dict, kind._save_to_state_dict, kind.get_extra_state)
+    return own == (nn.Module.state_dict, nn.Module._save_to_state_dict, nn.Module.get_extra_state)
+
+
 class _Modules:
     """All modules by identity: their members, in order and by name."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._modules = [*modules]
-        for module in self._modules:
-            kind = type(module)
-            own = (kind.state_dict, kind._save_to_state_dict, kind.get_extra_state)
-            if own != (
-                nn.Module.state_dict,
-                nn.Module._save_to_state_dict,
-                nn.Module.get_extra_state,
-            ) or "state_dict" in vars(module):
-                raise _Differs
+        self._types = [*map(type, self._modules)]
         self._vars = [vars(m) for m in self._modules]
+        if not all(map(_saves_as_torch_does, set(self._types))):
+            raise _Differs
         self._transient = [set(t) for t in map(_transient_of, self._vars)]
         # Most models have no buffer that is not saved.
         self._any_transient = any(self._transient)
         empty = [] if self._any_transient else [_TRANSIENT]
         self._members = Members([], self._vars, [*_MEMBERS], [*_HOOKS, *empty])
         if not self.same():
-            # A module has hooks that take part in saving.
+            # A module has hooks that take part in saving, or a way of its own to save.
             raise _Differs
 
     def same(self) -> bool:
-        return self._members.same() and (
-            not self._any_transient or [*map(_transient_of, self._vars)] == self._transient
+        return (
+            self._members.same()
+            and (not self._any_transient or [*map(_transient_of, self._vars)] == self._transient)
+            and not any(map(contains, self._vars, repeat("state_dict")))
+            and [*map(type, self._modules)] == self._types
         )
 
     def tensors(self) -> list[Tensor]:
@@ -126,6 +130,8 @@ class _Optimizer:
         head = state.encoded(value, name, [], eager=False, sharded=True)
         self._head = encoding.join(head, "groups", MARK)
         self._path: encoding.Path = ((None, name, False), "groups", False)
+        #: It is part of what is encoded.
+        self._require_grad = self._requiring_grad()
         if self.blob() != state.encoded_optimizer(name, optimizer, names, []):
             # It is encoded in a way that this class does not handle.
             raise _Differs
@@ -137,7 +143,12 @@ class _Optimizer:
         for group, known in zip(optimizer.param_groups, self._parameters, strict=True):
             if len(group["params"]) != len(known) or not all(map(is_, group["params"], known)):
                 return False
-        return self._kept.same()
+        return (
+            "state_dict" not in vars(optimizer) and self._kept.same() and self._requiring_grad() == self._require_grad
+        )
+
+    def _requiring_grad(self) -> list[bool]:
+        return [*map(_REQUIRES_GRAD, self.tensors())]
 
     def tensors(self) -> list[Tensor]:
         return [v for s in self._entries for v in s.values() if isinstance(v, Tensor)]

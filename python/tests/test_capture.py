@@ -250,6 +250,12 @@ def test_without_threads_the_training_thread_copies(tmp_path):
     assert 4 in _published(out)
 
 
+class _Doubled(nn.Linear):
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight"] = destination[f"{prefix}weight"] * 2
+
+
 def _changes(model, optimizer, schedule):
     """Returns a step of training, and everything that may change a structure between two steps."""
 
@@ -298,7 +304,17 @@ def _changes(model, optimizer, schedule):
     def persistent() -> None:
         model[1].register_buffer("note", torch.ones(2), persistent=True)
 
+    def requiring_grad() -> None:
+        next(iter(optimizer.state.values()))["exp_avg"].requires_grad_()
+
+    def retyped() -> None:
+        model[2].__class__ = _Doubled
+
+    def overridden() -> None:
+        model.state_dict = lambda: {name: value + 1 for name, value in nn.Module.state_dict(model).items()}
+
     def hooked() -> None:
+        del model.state_dict
         model[0].register_state_dict_post_hook(
             lambda m, s, prefix, local: s.__setitem__(f"{prefix}weight", s[f"{prefix}weight"] * 2)
         )
@@ -316,6 +332,9 @@ def _changes(model, optimizer, schedule):
         loaded,
         removed,
         persistent,
+        requiring_grad,
+        retyped,
+        overridden,
         hooked,
     ]
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from everstep.state import State
+from everstep.slots import Snapshot
+from everstep.state import Item, State
 from everstep.structure import Structure, _is_inert
 from everstep.values import Layout
 
@@ -151,3 +152,10 @@ def test_a_copy_of_another_structure_is_given_up():
         assert named(after) == {
             i.name: i.tensor.tolist() for i in state.collect({}) if not i.name.startswith("__everstep__/")
         }, change.__name__
+
+
+def test_what_the_optimizer_changes_stays_known_as_such_whatever_its_order_in_memory():
+    """Ranks compare the bytes before the first tensor that changes outside the optimizer."""
+    conv = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    snapshot = Snapshot(1, [Item("conv", conv, eager=False), Item("mean", torch.zeros(2, 2).t(), eager=True)], None)
+    assert [item.eager for item in snapshot.host()] == [False, True]

@@ -167,10 +167,36 @@ def test_status_names_the_host_of_a_coordinator_elsewhere(env, everstep, script,
 
 
 def test_doctor_removes_what_dead_jobs_left(env, everstep, tmp_path):
-    left = tmp_path / "shm" / f"everstep-{os.getuid()}" / "gone" / "0"
-    left.mkdir(parents=True)
-    (left / "local-0-slot-0").write_bytes(b"x" * 4096)
-    found = json.loads(everstep("doctor", "--json", EVERSTEP_SHM_DIR=str(tmp_path / "shm")).stdout)
-    assert [Path(a["path"]).name for a in found["leftovers"]] == ["0"]
-    everstep("doctor", "--clean", EVERSTEP_SHM_DIR=str(tmp_path / "shm"))
-    assert not left.exists()
+    memory = tmp_path / "shm" / f"everstep-{os.getuid()}"
+    records = Path(env["EVERSTEP_STATE_DIR"]) / "jobs" / "gone"
+    records.mkdir(parents=True, mode=0o700)
+    (records / "node-0.lock").touch(0o600)
+    for job in ("gone", "elsewhere"):
+        (memory / job / "0").mkdir(parents=True)
+        (memory / job / "0" / "local-0-slot-0").write_bytes(b"x" * 4096)
+    shm = {"EVERSTEP_SHM_DIR": str(tmp_path / "shm")}
+    found = json.loads(everstep("doctor", "--json", **shm).stdout)
+    assert [Path(a["path"]).parent.name for a in found["leftovers"]] == ["gone"]
+    cleaned = everstep("doctor", "--clean", **shm)
+    assert "left alone" in cleaned.stdout and "elsewhere" in cleaned.stdout, cleaned
+    assert not (memory / "gone").exists()
+    assert (memory / "elsewhere" / "0" / "local-0-slot-0").exists(), "its job may have its records elsewhere"
+
+
+def test_doctor_leaves_running_jobs_with_other_records_alone(env, everstep, script, tmp_path):
+    """Records of a dead job of the same name do not count against a job with records elsewhere."""
+    text = f"open({str(tmp_path / 'up')!r}, 'w').write('x'); import time; time.sleep(60)"
+    records = Path(env["EVERSTEP_STATE_DIR"]) / "jobs" / "twice"
+    records.mkdir(parents=True, mode=0o700)
+    (records / "node-0.lock").touch(0o600)
+    other = {**env, "EVERSTEP_STATE_DIR": str(tmp_path / "other")}
+    agent = _start(other, "--standalone", "--name", "twice", script(text))
+    try:
+        _until((tmp_path / "up").exists)
+        arena = Path(env["EVERSTEP_SHM_DIR"]) / f"everstep-{os.getuid()}" / "twice" / "0"
+        (arena / "kept").touch()
+        assert json.loads(everstep("doctor", "--json", "--clean").stdout)["leftovers"] == []
+        assert (arena / "kept").exists()
+    finally:
+        agent.terminate()
+        agent.wait(20)

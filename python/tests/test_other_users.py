@@ -156,6 +156,9 @@ def test_cleaning_up_never_follows_links(everstep, env, tmp_path):
     (precious / "0").mkdir(parents=True)
     (precious / "0" / "thesis").write_text("years")
     memory = Path(env["EVERSTEP_SHM_DIR"]) / "everstep-0"
+    records = Path(env["EVERSTEP_STATE_DIR"]) / "jobs" / "dead"
+    records.mkdir(parents=True, mode=0o700)
+    (records / "node-0.lock").touch(0o600)
     (memory / "dead" / "0").mkdir(parents=True)
     (memory / "linked").symlink_to(precious)
     (memory / "dead" / "0" / "deep").symlink_to(precious)

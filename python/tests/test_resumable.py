@@ -6,6 +6,7 @@ This holds whatever else the loop does with batches.
 from __future__ import annotations
 
 import copy
+import functools
 import random
 import warnings
 from collections import deque
@@ -166,3 +167,55 @@ def test_a_loop_that_fetches_what_it_uses_is_quiet(tmp_path):
                 step += 1
                 s.ckpt.step(step)
             s.ckpt.close()
+
+
+def _per_sample_gradients(s: Script, x: Tensor) -> Tensor:
+    def loss(params: dict[str, Tensor], row: Tensor) -> Tensor:
+        return torch.func.functional_call(s.model, params, (row,)).sum()
+
+    params = {name: p.detach() for name, p in s.model.named_parameters()}
+    grads = torch.func.vmap(torch.func.grad(loss), (None, 0))(params, x)
+    assert all(len(g) == len(x) for g in grads.values())
+    return s.model(x)
+
+
+def test_wrapped_tensors_are_the_batch_that_they_wrap(tmp_path):
+    """torch.func passes wrappers to the forward pass, whose memory cannot be asked for."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        used = []
+        for name, last in (("whole", STEPS), ("ended", BEFORE), ("ended", STEPS)):
+            s = Script(tmp_path / name)
+            prefetch(s, last, forward=functools.partial(_per_sample_gradients, s))
+            s.ckpt.close()
+            used.append(s.used)
+    whole, before, after = used
+    assert {**before, **after} == whole
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_nested_tensors_pass_through(tmp_path):
+    s = Script(tmp_path, lambda: torch.nested.nested_tensor([torch.ones(2, 1), torch.ones(3, 1)]))
+    s.ckpt.restore()
+    s.update(s.model(s.get()).values().sum())
+    s.ckpt.step(1)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        torch.ones(3, dtype=torch.bfloat16),
+        torch.ones(3, dtype=torch.complex64).conj(),
+        torch.eye(3).to_sparse(),
+    ],
+    ids=["bfloat16", "conjugated", "sparse"],
+)
+def test_arguments_that_numpy_does_not_have(tmp_path, argument):
+    used = []
+    for name, last in (("whole", STEPS), ("ended", BEFORE), ("ended", STEPS)):
+        script = Script(tmp_path / name)
+        prefetch(script, last, argument)
+        script.ckpt.close()
+        used.append(script.used)
+    whole, before, after = used
+    assert {**before, **after} == whole

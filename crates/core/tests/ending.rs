@@ -435,3 +435,25 @@ fn what_was_not_known_about_an_earlier_generation_is_not_told_after_it() {
     assert!(scene.facts.iter().any(|f| matches!(f, Fact::EndUnconfirmed { .. })));
     assert_eq!((scene.started(), notes(&entries)), (vec![1, 2], vec![]));
 }
+
+#[test]
+fn a_job_at_its_end_takes_no_node_in() {
+    for how in [None, Some(HowEnded::ShuttingDown), Some(HowEnded::Exited)] {
+        let mut scene = Scene::new();
+        for node in 0..2 {
+            scene.join(node, node + 10, 1, Scene::spec((2, 3), PER_DAY));
+        }
+        // The last call for a third node passes.
+        scene.passes(10_000);
+        assert_eq!(scene.started(), [1]);
+        let at_its_end = how.is_some();
+        if let Some(how) = how.clone() {
+            ends(&mut scene, 0, Some(60), how);
+        }
+        scene.join(2, 12, 1, Scene::spec((2, 3), PER_DAY));
+        scene.passes(10_000);
+        scene.stopped(0..2);
+        scene.passes(10_000);
+        assert_eq!(scene.started().len(), if at_its_end { 1 } else { 2 }, "{how:?}");
+    }
+}

@@ -84,6 +84,33 @@ pub fn take(directory: &Directory, name: &str, wait: Duration) -> io::Result<Res
     }
 }
 
+/// Takes the lock on a directory itself, which whoever uses the directory holds. Returns false if
+/// another process holds it.
+///
+/// # Errors
+/// Those of the file system.
+pub fn take_directory(directory: &Directory) -> io::Result<bool> {
+    held_or(flock(directory.handle(), FlockOperation::NonBlockingLockExclusive))
+}
+
+/// Takes the lock `name` in `directory`, which must be there. Returns `None` if another process
+/// holds it.
+///
+/// # Errors
+/// Those of the file system; `NotFound` if there is no such lock.
+pub fn take_existing(directory: &Directory, name: &str) -> io::Result<Option<File>> {
+    let file = directory.file(name, OFlags::RDONLY)?;
+    Ok(held_or(flock(&file, FlockOperation::NonBlockingLockExclusive))?.then_some(file))
+}
+
+fn held_or(taken: rustix::io::Result<()>) -> io::Result<bool> {
+    match taken {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
+        Err(e) => Err(e.into()),
+    }
+}
+
 /// Returns true if no process holds the lock, or if there is no such lock. Several may look at the
 /// same time.
 pub fn is_free(directory: &Directory, name: &str) -> bool {

@@ -72,7 +72,8 @@ impl Job {
             self.growth.abandon();
             return;
         };
-        if !finished.is_empty() {
+        // A job at its end would begin its training again in another world.
+        if !finished.is_empty() || self.ending.known() > 0 {
             return self.give_up_growth(now, out);
         }
         if let Some(until) = self.growth.until() {

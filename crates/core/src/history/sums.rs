@@ -98,7 +98,7 @@ pub fn sums(entries: &[Entry], since: Option<u64>) -> Sums {
     for Entry { at, fact } in entries {
         run.read(*at, fact, since);
     }
-    run.sum()
+    run.sum(since)
 }
 
 /// What was recorded about a run.
@@ -184,7 +184,7 @@ impl Run {
         of.insert(account.generation, account.clone());
     }
 
-    fn sum(mut self) -> Sums {
+    fn sum(mut self, since: Option<u64>) -> Sums {
         for account in self.accounts.values().flat_map(BTreeMap::values) {
             if let (Some(said), Some(of)) = (account.steps, of(&mut self.steps, account.generation)) {
                 of.done = of.done.max(said.done);
@@ -205,6 +205,8 @@ impl Run {
             generations,
             ..Sums::default()
         };
+        let first = self.steps.first().map(|(generation, _)| *generation);
+        let mut waited = 0;
         for (owner, of) in &self.accounts {
             let newest = of.keys().next_back().copied();
             for (generation, account) in of {
@@ -215,13 +217,16 @@ impl Run {
                 if let Some(earlier) = self.before.get(&(owner.clone(), *generation)) {
                     spent = spent.less(earlier);
                 }
+                if first.is_none_or(|first| *generation <= first) {
+                    waited += spent.of(Category::Schedule);
+                }
                 *found.nodes.entry(owner.0.clone()).or_default() += spent;
                 self.charge(&mut found.incidents, *generation, &spent);
             }
         }
         if let (Some(joined), Some((started, ranks))) = (self.joined, self.started) {
-            let waited = found.total().of(Category::Schedule);
-            found.queued = (u64::from(ranks) * started.saturating_sub(joined)).saturating_sub(waited);
+            let from = joined.max(since.unwrap_or(0));
+            found.queued = (u64::from(ranks) * started.saturating_sub(from)).saturating_sub(waited);
         }
         found
     }
@@ -281,6 +286,24 @@ mod tests {
         assert_eq!((total.total(), total.of(Productive), total.of(Category::Unknown)), (126, 80, 3));
         let later = sums(&entries, Some(5)).total();
         assert_eq!((later.of(Productive), later.of(Schedule), later.of(Detect)), (40, 0, 20));
+    }
+
+    #[test]
+    fn only_the_wait_before_the_first_start_and_within_the_window_is_queued() {
+        use Category::{Productive, Schedule};
+        let joined = Fact::NodeJoined { node: NodeId("0".into()), again: false };
+        let started = |g| Fact::GenerationStarted { generation: Generation(g), world_size: 2, restarts: g as u32 - 1 };
+        let entries = [
+            fact(100, joined),
+            fact(1100, started(1)),
+            said(1100, account(1, &[(Schedule, 1000)], 0)),
+            said(2000, account(1, &[(Schedule, 1000), (Productive, 900)], 0)),
+            fact(2500, started(2)),
+            said(3000, account(2, &[(Schedule, 500), (Productive, 400)], 0)),
+        ];
+        // Two ranks for 1,000, half of which a node had waited.
+        assert_eq!(sums(&entries, None).queued, 1000);
+        assert_eq!(sums(&entries, Some(1500)).queued, 0);
     }
 
     /// Returns the new, repeated and total steps of generations, given by where each continued and

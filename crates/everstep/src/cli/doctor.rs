@@ -9,6 +9,8 @@ use everstep_wire::output::{Doctor, FIRST, Leftover, SharedMemory};
 use everstep_wire::private::{Directory, Root};
 use rustix::fs::FileType;
 use std::ffi::OsString;
+use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -22,11 +24,20 @@ pub struct Options {
     json: bool,
 }
 
-/// An arena whose node has neither an agent nor a guard.
+/// An arena, and what shows that nobody uses it: locks, held for as long as this value.
 struct Arena {
     job: OsString,
     node: OsString,
     bytes: u64,
+    _locks: (Directory, File),
+}
+
+/// The arenas that no agent and no guard uses.
+#[derive(Default)]
+struct Leftovers {
+    dead: Vec<Arena>,
+    /// Arenas whose jobs cannot be judged from here, and their bytes.
+    unknown: Vec<(OsString, u64)>,
 }
 
 /// Returns the directories in `of`, without symbolic links.
@@ -35,14 +46,24 @@ fn directories(of: &Directory) -> Vec<(OsString, Directory)> {
     names.filter_map(|(name, _)| Some((name.clone(), of.below(&name).ok()?))).collect()
 }
 
-fn leftovers(memory: &Directory) -> Vec<Arena> {
-    let mut found = Vec::new();
+/// Finds arenas that are not in use. Shared memory is the same for all of this user's jobs, but
+/// their node locks are in their state directories, which may be others (`EVERSTEP_STATE_DIR`,
+/// another container). So an arena without a node lock here is not judged.
+fn leftovers(memory: &Directory) -> Leftovers {
+    let mut found = Leftovers::default();
     for (job, nodes) in directories(memory) {
         let locks = Directory::existing(&places::job(&job.to_string_lossy()), Root::Named);
         for (node, arena) in directories(&nodes) {
             let name = format!("node-{}.lock", node.to_string_lossy());
-            if locks.as_ref().map_or(true, |locks| lock::is_free(locks, &name)) {
-                found.push(Arena { job: job.clone(), node, bytes: arena.bytes_below() });
+            let bytes = arena.bytes_below();
+            let no_locks = |_| io::Error::from(io::ErrorKind::NotFound);
+            let node_lock = locks.as_ref().map_err(no_locks).and_then(|locks| lock::take_existing(locks, &name));
+            match (lock::take_directory(&arena), node_lock) {
+                (Ok(true), Ok(Some(node_lock))) => {
+                    found.dead.push(Arena { job: job.clone(), node, bytes, _locks: (arena, node_lock) });
+                }
+                (Ok(false), _) | (_, Ok(None)) => {}
+                _ => found.unknown.push((job.clone(), bytes)),
             }
         }
     }
@@ -59,6 +80,21 @@ fn remove_dead_sockets(memory: &Directory) {
     }
 }
 
+fn not_judged(memory: &Path, unknown: &[(OsString, u64)]) -> String {
+    let held: u64 = unknown.iter().map(|(_, bytes)| bytes).sum();
+    let mut jobs: Vec<String> = unknown.iter().map(|(job, _)| job.to_string_lossy().into_owned()).collect();
+    jobs.sort();
+    jobs.dedup();
+    format!(
+        "{} arenas in {} hold {} MiB and are left alone, because their jobs have no records in {}: {}; run everstep doctor with the EVERSTEP_STATE_DIR of these jobs, or remove their directories if they no longer run",
+        unknown.len(),
+        memory.display(),
+        held >> 20,
+        places::state().display(),
+        jobs.join(", ")
+    )
+}
+
 /// Prints the findings. The exit code is 1 if something needs attention.
 pub fn run(o: &Options) -> Result<i32, Failure> {
     let memory = places::memory();
@@ -67,7 +103,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
         rustix::fs::statvfs(&root).map_or((0, 0), |s| (s.f_blocks * s.f_frsize, s.f_bavail * s.f_frsize));
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let opened = Directory::existing(&memory, Root::Named).ok();
-    let left = opened.as_ref().map(leftovers).unwrap_or_default();
+    let Leftovers { dead: left, unknown } = opened.as_ref().map(leftovers).unwrap_or_default();
     let held: u64 = left.iter().map(|l| l.bytes).sum();
     let l = Ladder::from_detect_timeout(Duration::from_secs(2));
     let mut findings = Vec::new();
@@ -82,6 +118,9 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     findings.extend(super::remove_ipc::warning(Path::new("/"), uid, &user, &memory));
     if !left.is_empty() && !o.clean {
         findings.push(format!("{} arenas of jobs that do not run hold {} MiB; they resume a job started again under its name; to remove them: everstep doctor --clean", left.len(), held >> 20));
+    }
+    if !unknown.is_empty() {
+        findings.push(not_judged(&memory, &unknown));
     }
     if let Some(opened) = opened.as_ref().filter(|_| o.clean) {
         remove_dead_sockets(opened);

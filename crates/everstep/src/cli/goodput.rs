@@ -76,6 +76,8 @@ struct Of {
     job: String,
     sums: Sums,
     whole: u64,
+    /// Time is that of a recent period; steps are always those of the whole run.
+    recent: bool,
 }
 
 impl Of {
@@ -115,7 +117,7 @@ impl Of {
             None => "unknown".to_owned(),
         };
         println!(
-            "{}  goodput {}{:.1} %  held {:.0} rank-s  productive {:.0} rank-s  new steps {}  repeated {}  generations {}",
+            "{}  goodput {}{:.1} %  held {:.0} rank-s  productive {:.0} rank-s  new steps {}  repeated {}  generations {}{}",
             self.job,
             if self.sums.new_steps.is_none() { "at least " } else { "" },
             self.share(productive) * 100.0,
@@ -123,7 +125,8 @@ impl Of {
             productive as f64 / 1e6,
             number(self.sums.new_steps, self.sums.maybe_more_new),
             number(self.sums.repeated_steps, self.sums.maybe_more_repeated),
-            self.sums.generations
+            self.sums.generations,
+            if self.recent { "  (steps and generations: since the start)" } else { "" }
         );
         let parts = |of: &Spent| {
             let mut parts: Vec<(Category, u64)> = of.iter().collect();
@@ -191,7 +194,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
         .map(|told| {
             let sums = sums(&told.entries(), since);
             let queued = if o.base == Base::Wallclock { sums.queued } else { 0 };
-            Of { job: told.job, whole: sums.total().total() + queued, sums }
+            Of { job: told.job, whole: sums.total().total() + queued, sums, recent: since.is_some() }
         })
         .filter(|of| of.sums.generations > 0)
         .collect();

@@ -238,6 +238,15 @@ impl Directory {
         self.names().unwrap_or_default().into_iter().map(of).sum()
     }
 
+    /// Returns whether both are the same directory, whatever their paths.
+    ///
+    /// # Errors
+    /// Those of `fstat`.
+    pub fn is_same(&self, other: &Self) -> io::Result<bool> {
+        let (one, two) = (fs::fstat(&self.at)?, fs::fstat(&other.at)?);
+        Ok((one.st_dev, one.st_ino) == (two.st_dev, two.st_ino))
+    }
+
     /// Returns the open handle.
     #[must_use]
     pub fn handle(&self) -> BorrowedFd<'_> {
