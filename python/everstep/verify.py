@@ -1,9 +1,11 @@
 """The part of ``everstep ckpt verify`` that checksums cannot cover: decodes values and tables as
 ``restore()`` and :mod:`everstep.dcp` do.
 
-Reads a JSON array of shards whose bytes are valid, ``{"checkpoint": DIRECTORY}`` with all of its
-shards or ``{"slot": FILE, "rank": R, "world_size": N}`` (paths as lists of bytes), and prints one
-line of JSON for each: a list of (rank or ``null``, what is wrong).
+Reads a JSON array of shards whose bytes are valid (paths are lists of bytes), and prints one line of
+JSON for each: a list of (rank or ``null``, what is wrong), with ``null`` for a shard whose values
+cannot be checked. The shards are those of a checkpoint, ``{"checkpoint": DIRECTORY}``, some of them,
+``{"checkpoint": DIRECTORY, "ranks": [R, …], "world_size": N}``, or one in memory,
+``{"slot": FILE, "rank": R, "world_size": N}``.
 """
 
 from __future__ import annotations
@@ -15,14 +17,23 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from ._internal import CheckpointError, DamagedError, Shard, WantedPart, WholeCheckpoint, open_shards, open_slot
+from ._internal import (
+    CheckpointError,
+    DamagedError,
+    Shard,
+    WantedPart,
+    WholeCheckpoint,
+    open_shard,
+    open_shards,
+    open_slot,
+)
 from .blob_format import BLOB
 from .damage import OutOfMemory, reading
 from .dcp.foreign import safe_load
 from .dcp.pieces import TABLE, read_table
 from .values import MODULE, Values, objects
 
-Wrong = tuple[int | None, str]
+Wrong = tuple[int | None, str | None]
 
 
 def shard_values(shard: Shard, rank: int, world_size: int) -> None:
@@ -55,7 +66,7 @@ def checkpoint_values(path: str) -> Iterator[Wrong]:
     """Yields what is wrong with the values and tables of a published checkpoint, whose shards'
     bytes are valid."""
     shards = open_shards(path)
-    if any(TABLE in (e.name for e in shard.entries()) for shard in shards):
+    if any(_is_of_dcp(shard) for shard in shards):
         yield from _dcp_values(path, shards)
         return
     for rank, shard in enumerate(shards):
@@ -68,6 +79,25 @@ def checkpoint_values(path: str) -> Iterator[Wrong]:
         whole = WholeCheckpoint(path)
         tensors = [t for t in whole.tensors() if not t.name.startswith(BLOB) and 0 not in t.shape]
         whole.plan([WantedPart(t.name, [0] * len(t.shape), t.shape) for t in tensors])
+
+
+def good_values(path: str, ranks: list[int], world_size: int) -> Iterator[Wrong]:
+    """Yields what is wrong with the values of these ranks of a published checkpoint whose other
+    shards are damaged."""
+    for rank in ranks:
+        try:
+            shard = open_shard(path, rank)
+            if _is_of_dcp(shard):
+                # Its values are those that the tables of all shards name together.
+                yield rank, None
+            else:
+                shard_values(shard, rank, world_size)
+        except CheckpointError as e:
+            yield rank, str(e.args[0])
+
+
+def _is_of_dcp(shard: Shard) -> bool:
+    return TABLE in (e.name for e in shard.entries())
 
 
 def _dcp_values(path: str, shards: list[Shard]) -> Iterator[Wrong]:
@@ -89,6 +119,9 @@ def wrongs(item: dict[str, Any]) -> list[Wrong]:
         with reading("it"):
             if "slot" in item:
                 shard_values(open_slot(os.fsdecode(bytes(item["slot"]))), item["rank"], item["world_size"])
+            elif "ranks" in item:
+                path = os.fsdecode(bytes(item["checkpoint"]))
+                found.extend(good_values(path, item["ranks"], item["world_size"]))
             else:
                 found.extend(checkpoint_values(os.fsdecode(bytes(item["checkpoint"]))))
     except CheckpointError as e:

@@ -5,6 +5,7 @@ Every reader refuses them in one sentence and uses an older checkpoint, and no c
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import warnings
@@ -264,6 +265,64 @@ def test_verify_refuses_what_restore_refuses(tmp_path):
         checked.stdout + checked.stderr
     )
     assert all(f"step {step} disk" in checked.stdout for step in range(2, len(UNDECODABLE) + 2)), checked.stdout
+
+
+def _by_ranks(checkpoint, ranks):
+    """Rewrites a checkpoint of one rank as one of several ranks with the same state."""
+    found = crafting.read(checkpoint)
+    (first,) = found.shards
+    found.manifest["world_size"] = ranks
+    found.shards = []
+    for rank in range(ranks):
+        shard = copy.deepcopy(first)
+        shard.entry.update(rank=rank, file=f"rank-{rank}.safetensors")
+        if any(t.name == crafting.BLOB + "layout" for t in shard.tensors):
+            layout = decoding.decode(shard.blob("layout").data, lambda name: None)
+            _replaced("layout", encoding.encode({**layout, "rank": rank, "world_size": ranks}))(shard)
+        found.shards.append(shard)
+    return found
+
+
+def _flip(file):
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+def test_verify_reads_the_values_of_good_shards_beside_a_damaged_one(tmp_path):
+    """`ckpt verify` used to count such shards as good without a look at their values."""
+    _saved(tmp_path, 1)
+    found = _by_ranks(tmp_path / "step-1", 3)
+    # A manifest may name the ranks in any order.
+    found.shards.reverse()
+    found.write(tmp_path / "step-1")
+    checked = _ckpt("verify", tmp_path)
+    assert checked.stdout == "3 shards are good, 0 are damaged\n", checked.stdout + checked.stderr
+    UNDECODABLE[0](next(s for s in found.shards if s.entry["rank"] == 2))
+    found.write(tmp_path / "step-1")
+    _flip(tmp_path / "step-1" / "rank-0.safetensors")
+    checked = _ckpt("verify", tmp_path)
+    *bad, total = checked.stdout.splitlines()
+    assert checked.returncode == 1 and total == "1 shards are good, 2 are damaged", checked.stdout + checked.stderr
+    assert [rank for line in bad for rank in range(3) if f": rank {rank}: " in line] == [0, 2], bad
+
+
+def test_verify_says_which_values_it_cannot_read_beside_a_damaged_shard(tmp_path):
+    """Values that DCP has saved are named by the tables of all shards together."""
+    import torch.distributed.checkpoint as dcp
+
+    import everstep.dcp
+
+    dcp.save({"weight": torch.arange(6.0)}, storage_writer=everstep.dcp.Writer(tmp_path / "out"), no_dist=True)
+    step = tmp_path / "out" / "step-1"
+    _by_ranks(step, 2).write(step)
+    assert _ckpt("verify", tmp_path / "out").stdout == "2 shards are good, 0 are damaged\n"
+    _flip(step / "rank-0.safetensors")
+    checked = _ckpt("verify", tmp_path / "out")
+    bad, unread, total = checked.stdout.splitlines()
+    assert checked.returncode == 1 and ": rank 0: " in bad, checked.stdout
+    assert ": rank 1: bytes good, values not checked" in unread, checked.stdout
+    assert total == "0 shards are good, 1 are damaged, the values of 1 were not checked"
 
 
 def _restore_only(directory, step):

@@ -6,7 +6,9 @@ use std::time::Duration;
 /// An idle coordinator ends after this time.
 const IDLE: Duration = Duration::from_secs(2);
 /// The same while notices are still to be sent: the end of a job is what users most need to learn.
-const NOTICES: Duration = Duration::from_mins(1);
+/// Most services that fail are back within this time. A later coordinator of the same store sends
+/// what is left.
+const NOTICES: Duration = Duration::from_mins(10);
 /// A coordinator that no agent has ever joined ends after this time.
 const UNUSED: Duration = Duration::from_mins(1);
 
@@ -63,15 +65,15 @@ mod tests {
         if used {
             linger.used();
         }
-        (0..300).find(|s| linger.is_over(Time(s * 1000), Needs { job: *s < job, notices: *s < notices }))
+        (0..1000).find(|s| linger.is_over(Time(s * 1000), Needs { job: *s < job, notices: *s < notices }))
     }
 
     #[test]
     fn it_ends_soon_after_the_last_job_and_waits_longer_for_notices() {
         assert_eq!(ends(true, 10, 0), Some(12));
         assert_eq!(ends(true, 10, 30), Some(30));
-        assert_eq!(ends(true, 10, 300), Some(70));
-        assert_eq!(ends(true, 300, 0), None);
+        assert_eq!(ends(true, 10, 1000), Some(610));
+        assert_eq!(ends(true, 1000, 0), None);
     }
 
     #[test]

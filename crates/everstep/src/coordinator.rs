@@ -401,9 +401,9 @@ impl Driver {
             }
         }
         self.keep_events();
-        for (job, fact) in self.desk.say(now.micros()) {
-            self.write(&job, fact);
-        }
+        let news = self.desk.say(now.micros());
+        news.facts.into_iter().for_each(|(job, fact)| self.write(&job, fact));
+        news.warnings.iter().for_each(|what| self.tell(what));
         let needs = Needs { job: !self.core.idle() || !self.peers.is_empty(), notices: self.desk.busy() };
         self.linger.is_over(now, needs)
     }

@@ -27,13 +27,13 @@ pub struct Live {
     pub step: Option<u64>,
     /// Median duration of a step, in microseconds.
     pub step_us: Option<u64>,
-    /// Number of ranks that train, that are kept ready, and that were requested at most.
-    pub world: [(&'static str, u32); 3],
+    /// Number of ranks that train, that wait for the next generation, that are kept ready, and that
+    /// were requested at most.
+    pub world: [(&'static str, u32); 4],
     /// Newest step on durable storage, and newest step in other nodes' memory.
     pub checkpoints: [(&'static str, Option<u64>); 2],
     pub restarts: u32,
-    /// By node: its state (`active`, `spare`, `left-out`, `lost`), and seconds since it was last
-    /// heard.
+    /// By node: its state (the name of a `NodeState`), and seconds since it was last heard.
     pub nodes: BTreeMap<String, (&'static str, f64)>,
 }
 

@@ -420,12 +420,17 @@ pub enum Fact {
         /// The fault.
         injection: Injection,
     },
-    /// People were notified of an incident.
+    /// People were notified of an incident: every route has accepted the notification or was given
+    /// up.
     Notified {
         /// The incident.
         incident: u64,
         /// The state of the incident in the notification.
         status: Status,
+        /// When the run of the incident began, in microseconds since 1970; 0: recorded by a version
+        /// without this field.
+        #[serde(default)]
+        run: u64,
     },
     /// The job is over.
     Ended {

@@ -2,8 +2,10 @@
 //! at fault, and once when the incident is over. A person is called only if one is needed: the job
 //! has ended, or does not recover.
 
+mod delivery;
 mod status;
 
+pub use delivery::{Attempts, Deliveries, Fate};
 pub use status::Status;
 
 use crate::coordinator::command::Fact;
@@ -25,6 +27,8 @@ pub struct Notice {
     pub key: String,
     /// Name of the job.
     pub job: String,
+    /// When the run began, in microseconds since 1970.
+    pub run: u64,
     /// Number of the incident within the run.
     pub incident: u64,
     /// State of the incident.
@@ -57,6 +61,8 @@ pub struct Notifier {
     over: bool,
     /// When the run began, in microseconds since 1970.
     run: u64,
+    /// Incidents of this run by number, and the latest notice that was sent about each: in this
+    /// life of the coordinator, or according to its records.
     told: BTreeMap<u64, Status>,
 }
 
@@ -97,8 +103,14 @@ impl Notifier {
         notices
     }
 
-    /// Marks a notice as sent by an earlier life of the coordinator.
-    pub fn was_told(&mut self, incident: u64, status: Status) {
+    /// Marks a notice as recorded: every route has settled it. `run` is when its run began; 0: not
+    /// recorded.
+    pub fn was_told(&mut self, run: u64, incident: u64, status: Status) {
+        // A route may settle a notice after the job was started again, which numbers its incidents
+        // from 1 again.
+        if run != 0 && run != self.run {
+            return;
+        }
         let told = self.told.entry(incident).or_insert(status);
         *told = (*told).max(status);
     }
@@ -114,6 +126,7 @@ impl Notifier {
         Notice {
             key: format!("everstep/{job}/{}/{number}", self.run),
             job: job.clone(),
+            run: self.run,
             incident: number,
             status,
             node: node.0.clone(),
@@ -213,7 +226,20 @@ mod tests {
         let mut n = Notifier::new("j");
         n.heard(at(1, started(1, 0)));
         n.heard(at(10, lost(1, 1)));
-        n.was_told(1, Status::Firing);
+        n.was_told(1_000_000, 1, Status::Firing);
         assert_eq!(due(&mut n, 20), []);
+    }
+
+    #[test]
+    fn what_was_said_about_an_earlier_run_is_not_taken_for_this_one() {
+        let mut n = Notifier::new("j");
+        n.heard(at(1, started(1, 0)));
+        n.heard(at(10, lost(1, 1)));
+        n.heard(at(11, Fact::Ended { code: 1, why: "no restart left".into() }));
+        n.heard(at(20, started(2, 0)));
+        n.heard(at(30, lost(1, 2)));
+        // A route accepts the notice about the first run now.
+        n.was_told(1_000_000, 1, Status::Person);
+        assert_eq!(due(&mut n, 40), [(1, Status::Firing)]);
     }
 }

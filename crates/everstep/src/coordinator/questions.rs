@@ -5,7 +5,7 @@ use super::{Driver, Input};
 use crate::metrics::Live;
 use everstep_core::coordinator::command::Fact;
 use everstep_core::coordinator::event::Event;
-use everstep_core::coordinator::job::{Job, Node, Phase};
+use everstep_core::coordinator::job::{Job, Node, NodeState, Phase};
 use everstep_core::coordinator::request::Request;
 use everstep_core::id::{JobId, NodeId, Rank, Step};
 use everstep_core::injection::Injection;
@@ -69,28 +69,28 @@ impl Driver {
         let training = matches!(job.phase, Phase::Training { .. });
         let active = if training { job.record.world.size() } else { 0 };
         let node = |(id, n): (&NodeId, &Node)| {
-            let excluded = job.record.exclusion(id, n.hello.incarnation).is_some();
-            let state = match job.record.world.slot(id) {
-                _ if n.session.is_none() => "lost",
-                Some(_) if training => "active",
-                None if excluded => "left-out",
-                _ => "spare",
-            };
             let silence =
                 n.session.and_then(|s| self.keep_alive.silence(self.now(), s)).unwrap_or_default().as_secs_f64();
-            (id.0.clone(), (state, silence), n.hello.workers)
+            (id.0.clone(), (job.state_of(n), silence), n.hello.workers)
         };
         let nodes: Vec<_> = job.nodes.iter().map(node).collect();
-        let spare = nodes.iter().filter(|(_, (state, _), _)| *state == "spare").map(|(.., workers)| workers).sum();
+        let ranks = |of: NodeState| {
+            nodes.iter().filter(|(_, (state, _), _)| *state == of).map(|(.., workers)| workers).sum::<u32>()
+        };
         let each = nodes.first().map_or(1, |(.., workers)| *workers);
         Live {
             job: id.0.clone(),
             step: job.progress.completed_by_all(job.record.world.size()).map(|s| s.0),
             step_us: job.progress.median_step_us(),
-            world: [("active", active), ("spare", spare), ("target", job.record.spec.nodes_max * each)],
+            world: [
+                ("active", active),
+                ("waiting", ranks(NodeState::Waiting)),
+                ("spare", ranks(NodeState::Spare)),
+                ("target", job.record.spec.nodes_max * each),
+            ],
             checkpoints: [("durable", job.record.durable.map(|s| s.0)), ("peer", replicated(job).map(|s| s.0))],
             restarts: job.record.restarts,
-            nodes: nodes.into_iter().map(|(id, state, _)| (id, state)).collect(),
+            nodes: nodes.iter().map(|(id, (state, silence), _)| (id.clone(), (state.name(), *silence))).collect(),
         }
     }
 

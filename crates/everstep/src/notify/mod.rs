@@ -1,27 +1,31 @@
-//! Sends notices of incidents until they arrive. What they say is decided in the core (`notify`).
+//! Sends notices of incidents until they arrive. What they say, and how long they are sent, is
+//! decided in the core (`notify`).
 
 mod desk;
 mod payload;
 pub mod routes;
 
 pub use desk::{Desk, when};
-use everstep_core::notify::{Notice, Status};
+use everstep_core::notify::{Attempts, Fate, Notice, Status};
 use ring::hmac;
 use routes::Route;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 /// Time limit for one request.
 const REQUEST: Duration = Duration::from_secs(10);
-/// First and longest pause between attempts. Attempts for one notice end after `PATIENCE`.
-const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
-const PATIENCE: Duration = Duration::from_hours(1);
 const SLACK: &str = "https://slack.com/api";
 const PAGERDUTY: &str = "https://events.pagerduty.com/v2/enqueue";
+/// Slack's errors for a message that cannot be updated any more.
+const NOT_UPDATED: [&str; 3] = ["message_not_found", "cant_update_message", "edit_window_closed"];
+/// Slack's errors that pass by themselves: too many requests, and faults of its own.
+const SLACK_NOT_NOW: [&str; 6] =
+    ["ratelimited", "rate_limited", "internal_error", "fatal_error", "service_unavailable", "request_timeout"];
+/// DingTalk's: it is busy, or gets too many messages.
+const DINGTALK_NOT_NOW: [i64; 3] = [-1, 130_101, 410_100];
 
 /// Sends one route's notices, in order.
 pub struct Sender {
@@ -29,30 +33,42 @@ pub struct Sender {
     client: reqwest::Client,
     /// Slack's identification of the message about an incident: channel and time stamp.
     messages: BTreeMap<String, (String, String)>,
-    /// Incidents that were reported to PagerDuty.
-    paged: Vec<String>,
 }
 
-/// Starts a sender per route, and returns the channels to them. `under_way` counts the notices that
-/// have not arrived yet.
-fn start(routes: Vec<Route>, under_way: &Arc<AtomicUsize>) -> Vec<mpsc::UnboundedSender<Notice>> {
+/// A notice for a route, with its number.
+type Numbered = (u64, Notice);
+
+/// What became of a notice on one route.
+struct Settled {
+    number: u64,
+    fate: Fate,
+    /// Why it was given up, for users.
+    warning: Option<String>,
+}
+
+/// Starts a sender per route, and returns the channels to them. `settled` receives what becomes of
+/// each notice on each route.
+fn start(routes: Vec<Route>, settled: &mpsc::UnboundedSender<Settled>) -> Vec<mpsc::UnboundedSender<Numbered>> {
     let each = |route: Route| {
-        let (notices, mut inbox) = mpsc::unbounded_channel::<Notice>();
-        let under_way = under_way.clone();
+        let (notices, mut inbox) = mpsc::unbounded_channel::<Numbered>();
+        let settled = settled.clone();
         tokio::spawn(async move {
             let mut sender = Sender::new(route);
             while let Some(notice) = inbox.recv().await {
                 let mut waiting = vec![notice];
                 while let Ok(next) = inbox.try_recv() {
                     // Only the latest notice about an incident is worth sending.
-                    let before = waiting.len();
-                    waiting.retain(|n| n.key != next.key);
-                    under_way.fetch_sub(before - waiting.len(), Ordering::Relaxed);
+                    for (number, _) in waiting.extract_if(.., |(_, n)| n.key == next.1.key) {
+                        let _ = settled.send(Settled { number, fate: Fate::Replaced, warning: None });
+                    }
                     waiting.push(next);
                 }
-                for notice in waiting {
-                    sender.insist(&notice).await;
-                    under_way.fetch_sub(1, Ordering::Relaxed);
+                for (number, notice) in waiting {
+                    let (fate, warning) = match sender.insist(&notice).await {
+                        Ok(()) => (Fate::Accepted, None),
+                        Err(warning) => (Fate::GivenUp, Some(warning)),
+                    };
+                    let _ = settled.send(Settled { number, fate, warning });
                 }
             }
         });
@@ -69,26 +85,56 @@ pub enum SendError {
     #[error("it answers {status}: {text}")]
     Status { status: reqwest::StatusCode, text: String },
     /// The service took the request, and says that something is wrong with it.
-    #[error("it answers {0}")]
-    Refused(Value),
+    #[error("it answers {said}")]
+    Refused {
+        said: Value,
+        /// It may accept the same request later.
+        later: bool,
+    },
+}
+
+impl SendError {
+    /// Returns whether the service would answer the same request in the same way again.
+    fn is_final(&self) -> bool {
+        match self {
+            // Not even an address.
+            SendError::Unreachable(e) => e.is_builder(),
+            SendError::Status { status, .. } => status.is_client_error() && !matches!(status.as_u16(), 408 | 429),
+            SendError::Refused { later, .. } => !later,
+        }
+    }
 }
 
 impl Sender {
     pub fn new(route: Route) -> Self {
         let client = reqwest::Client::builder().timeout(REQUEST).build().unwrap_or_default();
-        Sender { route, client, messages: BTreeMap::new(), paged: Vec::new() }
+        Sender { route, client, messages: BTreeMap::new() }
     }
 
-    async fn insist(&mut self, notice: &Notice) {
-        let (began, mut pause) = (tokio::time::Instant::now(), RETRY.0);
+    /// Sends one notice, again and again if the service may accept it later.
+    ///
+    /// # Errors
+    /// Explains to users why the notice is not sent any more.
+    async fn insist(&mut self, notice: &Notice) -> Result<(), String> {
+        let (began, mut attempts) = (Instant::now(), Attempts::default());
         while let Err(why) = self.send(notice).await {
-            crate::say!("{} was not told of {}: {why}", self.route.name(), notice.key);
-            if began.elapsed() >= PATIENCE {
-                return;
+            let (route, Notice { incident, job, .. }) = (self.route.name(), notice);
+            if why.is_final() {
+                return Err(format!(
+                    "the {route} route of --notify refuses the message about inc-{incident} of job {job}, which is \
+                     not sent there again: {why}; correct the route, and test it with everstep notify FILE"
+                ));
             }
+            let Some(pause) = attempts.next_pause(began.elapsed()) else {
+                return Err(format!(
+                    "the {route} route of --notify has not accepted the message about inc-{incident} of job {job}, \
+                     which is not sent there any more: {why}; test the route with everstep notify FILE"
+                ));
+            };
+            crate::say!("{route} was not told of {}: {why}", notice.key);
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(RETRY.1);
         }
+        Ok(())
     }
 
     /// Sends one notice.
@@ -130,24 +176,20 @@ impl Sender {
                 self.slack(&url, &token.unwrap_or_default(), &channel.unwrap_or_default(), notice).await
             }
             Route::Pagerduty { routing_key, url, all } => {
-                let known = self.paged.contains(&notice.key);
-                let wanted = match notice.status {
-                    Status::Person => true,
-                    Status::Firing => all,
-                    Status::Resolved => known,
-                };
-                if !wanted {
+                // An earlier life of the coordinator may have paged somebody. PagerDuty discards
+                // what resolves an incident that it does not know.
+                if notice.status == Status::Firing && !all {
                     return Ok(());
                 }
                 let url = url.unwrap_or_else(|| PAGERDUTY.into());
-                answer(self.json(&url, &payload::pagerduty(notice, &routing_key))).await?;
-                self.paged.push(notice.key.clone());
-                Ok(())
+                answer(self.json(&url, &payload::pagerduty(notice, &routing_key))).await.map(drop)
             }
             Route::Dingtalk { url, secret } => {
                 let url = secret.map_or(url.clone(), |s| signed(&url, &s, now()));
                 let said = answer(self.json(&url, &payload::dingtalk(notice))).await?;
-                refused(&said, said["errcode"].as_i64().is_none_or(|code| code == 0), "errmsg")
+                let code = said["errcode"].as_i64().unwrap_or(0);
+                let later = DINGTALK_NOT_NOW.contains(&code);
+                if code == 0 { Ok(()) } else { Err(SendError::Refused { said: said["errmsg"].clone(), later }) }
             }
         }
     }
@@ -156,26 +198,36 @@ impl Sender {
         self.client.post(url).header("content-type", "application/json").body(body.to_string())
     }
 
-    /// Posts a message once, and updates it in place afterwards.
+    /// Posts a message once, and updates it in place afterwards, as long as Slack allows that.
     async fn slack(&mut self, url: &str, token: &str, channel: &str, notice: &Notice) -> Result<(), SendError> {
-        let mut body = payload::slack(notice);
-        let known = self.messages.get(&notice.key).cloned();
-        let method = if known.is_some() { "chat.update" } else { "chat.postMessage" };
-        let (channel, ts) = known.unwrap_or_else(|| (channel.into(), String::new()));
-        body["channel"] = channel.clone().into();
-        if !ts.is_empty() {
+        if let Some((channel, ts)) = self.messages.get(&notice.key).cloned() {
+            let mut body = payload::slack(notice);
+            body["channel"] = channel.into();
             body["ts"] = ts.into();
+            match self.slack_call(url, "chat.update", token, &body).await {
+                Err(SendError::Refused { said, .. }) if said.as_str().is_some_and(|s| NOT_UPDATED.contains(&s)) => {
+                    self.messages.remove(&notice.key);
+                }
+                other => return other.map(drop),
+            }
         }
-        let said = answer(self.json(&format!("{url}/{method}"), &body).bearer_auth(token)).await?;
-        refused(&said, said["ok"] == true, "error")?;
+        let mut body = payload::slack(notice);
+        body["channel"] = channel.into();
+        let said = self.slack_call(url, "chat.postMessage", token, &body).await?;
         let name = |field: &str, otherwise: &str| said[field].as_str().unwrap_or(otherwise).to_owned();
-        self.messages.insert(notice.key.clone(), (name("channel", &channel), name("ts", "")));
+        self.messages.insert(notice.key.clone(), (name("channel", channel), name("ts", "")));
         Ok(())
     }
-}
 
-fn refused(said: &Value, well: bool, field: &str) -> Result<(), SendError> {
-    if well { Ok(()) } else { Err(SendError::Refused(said[field].clone())) }
+    async fn slack_call(&self, url: &str, method: &str, token: &str, body: &Value) -> Result<Value, SendError> {
+        let said = answer(self.json(&format!("{url}/{method}"), body).bearer_auth(token)).await?;
+        if said["ok"] == true {
+            return Ok(said);
+        }
+        let error = said["error"].clone();
+        let later = error.as_str().is_none_or(|e| SLACK_NOT_NOW.contains(&e));
+        Err(SendError::Refused { said: error, later })
+    }
 }
 
 async fn answer(request: reqwest::RequestBuilder) -> Result<Value, SendError> {
@@ -225,6 +277,7 @@ pub fn test_notice(status: Status) -> Notice {
     Notice {
         key: format!("everstep/test/{at}/0"),
         job: "test".into(),
+        run: at,
         incident: 0,
         status,
         node: "none".into(),
@@ -242,6 +295,123 @@ pub fn test_notice(status: Status) -> Notice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    /// Starts a service that answers its requests with these statuses and bodies. Returns its
+    /// address, and the requests: path and body.
+    async fn service(answers: Vec<(u16, &'static str)>) -> (String, mpsc::UnboundedReceiver<(String, Value)>) {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let (taken, requests) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            for (status, answer) in answers {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let (mut raw, mut part) = (Vec::new(), [0; 4096]);
+                let (head, body) = loop {
+                    let n = stream.read(&mut part).await.unwrap();
+                    assert_ne!(n, 0, "the request ends early");
+                    raw.extend_from_slice(&part[..n]);
+                    let text = String::from_utf8_lossy(&raw).into_owned();
+                    let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
+                    let length = head.lines().find_map(|l| l.strip_prefix("content-length: ")).unwrap();
+                    if body.len() >= length.parse::<usize>().unwrap() {
+                        break (head.to_owned(), body.to_owned());
+                    }
+                };
+                let path = head.split(' ').nth(1).unwrap().to_owned();
+                taken.send((path, serde_json::from_str(&body).unwrap())).unwrap();
+                let length = answer.len();
+                let answer = format!(
+                    "HTTP/1.1 {status} status\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{answer}"
+                );
+                stream.write_all(answer.as_bytes()).await.unwrap();
+                let _ = stream.shutdown().await;
+            }
+        });
+        (url, requests)
+    }
+
+    fn bot(url: String) -> Sender {
+        let (token, channel) = (Some("t".into()), Some("C1".into()));
+        Sender::new(Route::Slack { url: Some(url), token, channel })
+    }
+
+    #[tokio::test]
+    async fn slack_gets_a_new_message_when_the_first_cannot_be_updated() {
+        for error in NOT_UPDATED {
+            let gone: &'static str = format!(r#"{{"ok":false,"error":"{error}"}}"#).leak();
+            let posted = |ts| -> &'static str { format!(r#"{{"ok":true,"channel":"C2","ts":"{ts}"}}"#).leak() };
+            let (url, mut requests) =
+                service(vec![(200, posted(1)), (200, gone), (200, posted(2)), (200, posted(2))]).await;
+            let (mut sender, notice) = (bot(url), test_notice(Status::Person));
+            for _ in 0..3 {
+                sender.send(&notice).await.unwrap();
+            }
+            let mut seen = Vec::new();
+            while let Ok((path, body)) = requests.try_recv() {
+                seen.push((path, body["channel"].clone(), body["ts"].clone()));
+            }
+            let of = |method: &str, channel: &str, ts: Value| (format!("/chat.{method}"), json!(channel), ts);
+            let expected = [
+                of("postMessage", "C1", Value::Null),
+                of("update", "C2", json!("1")),
+                of("postMessage", "C1", Value::Null),
+                of("update", "C2", json!("2")),
+            ];
+            assert_eq!(seen, expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_a_service_refuses_for_good_is_not_sent_again() {
+        let refusals = [(400, "no"), (404, ""), (200, r#"{"ok":false,"error":"channel_not_found"}"#)];
+        for refusal in refusals {
+            let (url, mut requests) = service(vec![refusal, (200, r#"{"ok":true,"ts":"1"}"#)]).await;
+            let (mut sender, notice) = (bot(url), test_notice(Status::Person));
+            let warning = sender.insist(&notice).await.unwrap_err();
+            assert!(warning.contains("slack route") && warning.contains("inc-0 of job test"), "{warning}");
+            assert!(requests.try_recv().is_ok() && requests.try_recv().is_err(), "one attempt");
+            // The route goes on.
+            assert_eq!(sender.insist(&notice).await, Ok(()));
+        }
+    }
+
+    #[tokio::test]
+    async fn what_a_service_may_accept_later_is_sent_again() {
+        let notice = test_notice(Status::Person);
+        for answer in [(408, ""), (429, ""), (200, r#"{"ok":false,"error":"ratelimited"}"#)] {
+            let (url, _requests) = service(vec![answer]).await;
+            let why = bot(url).send(&notice).await.unwrap_err();
+            assert!(!why.is_final(), "{answer:?}");
+        }
+        let (url, _requests) = service(vec![(503, ""), (200, r#"{"ok":true,"ts":"1"}"#)]).await;
+        assert_eq!(bot(url).insist(&notice).await, Ok(()));
+    }
+
+    #[tokio::test]
+    async fn an_address_that_is_none_is_refused() {
+        let mut sender = Sender::new(Route::Webhook { url: "example.org/hook".into(), secret: None });
+        assert!(sender.insist(&test_notice(Status::Person)).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn dingtalk_says_itself_whether_it_is_only_busy() {
+        let answers = [(r#"{"errcode":130101,"errmsg":"send too fast"}"#, false), (r#"{"errcode":310000}"#, true)];
+        for (answer, is_final) in answers {
+            let (url, _requests) = service(vec![(200, answer)]).await;
+            let why = Sender::new(Route::Dingtalk { url, secret: None }).send(&test_notice(Status::Person)).await;
+            assert_eq!(why.unwrap_err().is_final(), is_final, "{answer}");
+        }
+    }
+
+    #[tokio::test]
+    async fn pagerduty_is_told_of_the_end_of_what_an_earlier_coordinator_may_have_reported() {
+        let (url, mut requests) = service(vec![(202, "{}")]).await;
+        let mut sender = Sender::new(Route::Pagerduty { routing_key: "k".into(), url: Some(url), all: false });
+        sender.send(&test_notice(Status::Firing)).await.unwrap();
+        sender.send(&test_notice(Status::Resolved)).await.unwrap();
+        assert_eq!(requests.try_recv().unwrap().1["event_action"], "resolve");
+    }
 
     #[test]
     fn dingtalk_wants_its_own_kind_of_signature() {

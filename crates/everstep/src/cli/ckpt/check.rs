@@ -6,6 +6,7 @@ use crate::failure::Failure;
 use everstep_checkpoint::arena::Slot;
 use everstep_checkpoint::persist::{self, read_manifest};
 use everstep_checkpoint::restore::Shard;
+use everstep_core::message::ShardFile;
 use everstep_wire::output::CheckpointRow;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ pub const OVERWRITTEN: &str = "overwritten meanwhile";
 /// One shard of a row: its name, and the shard or what is wrong with it.
 pub type Found = (String, Result<Shard, String>);
 
-/// Opens the shards of a row.
+/// Opens the shards of a row, in the order of their ranks if it is a durable checkpoint.
 pub fn shards(row: &CheckpointRow) -> Vec<Found> {
     if row.tier != "disk" {
         let open = |path: &Path| {
@@ -29,11 +30,13 @@ pub fn shards(row: &CheckpointRow) -> Vec<Found> {
     }
     let Some(checkpoint) = row.paths.first().map(AsRef::<Path>::as_ref) else { return Vec::new() };
     match read_manifest(checkpoint) {
-        Ok(manifest) => manifest
-            .shards
-            .iter()
-            .map(|s| (format!("rank {}", s.rank), Shard::from_file(checkpoint, s).map_err(|e| e.to_string())))
-            .collect(),
+        Ok(manifest) => {
+            // By rank: a manifest may name them in any order.
+            let mut files: Vec<_> = manifest.shards.iter().collect();
+            files.sort_by_key(|s| s.rank);
+            let open = |s: &ShardFile| Shard::from_file(checkpoint, s).map_err(|e| e.to_string());
+            files.into_iter().map(|s| (format!("rank {}", s.rank), open(s))).collect()
+        }
         Err(why) => vec![(checkpoint.display().to_string(), Err(why.to_string()))],
     }
 }

@@ -10,7 +10,6 @@ use everstep_checkpoint::erasure::parity;
 use everstep_wire::output::CheckpointRow;
 use serde_json::{Value, json};
 use std::io::Write;
-use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -23,58 +22,71 @@ struct Checked<'a> {
     row: &'a CheckpointRow,
     name: String,
     wrong: Option<String>,
+    /// Its bytes are good, but its values could not be checked.
+    unchecked: bool,
 }
 
 /// Shards whose bytes are good. Their values are checked next.
 struct Asked {
-    /// Indices among all checked shards: those of one checkpoint, or one slot.
-    shards: Range<usize>,
+    /// Index among all checked shards of the first one: of rank 0 of a checkpoint, or of one slot.
+    first: usize,
+    /// Their indices: those of the good shards of one checkpoint, or of one slot.
+    shards: Vec<usize>,
     what: Value,
     slot: Option<PathBuf>,
 }
 
-/// A rank (`None` for all shards) and what is wrong with it.
-type Wrong = (Option<usize>, String);
+/// A rank (`None` for all shards) and what is wrong with it; `None`: its values cannot be checked.
+type Answer = (Option<usize>, Option<String>);
 
 /// Verifies all shards, and prints the damaged ones.
 pub fn verify(inventory: &Inventory, step: Option<u64>) -> Result<i32, Failure> {
     let (mut all, mut asked) = (Vec::new(), Vec::new());
     for row in inventory.rows.iter().filter(|r| step.is_none_or(|s| s == r.step)) {
         let first = all.len();
-        all.extend(bytes(row).into_iter().map(|(name, wrong)| Checked { row, name, wrong }));
+        all.extend(bytes(row).into_iter().map(|(name, wrong)| Checked { row, name, wrong, unchecked: false }));
         let good = |n: usize| all.get(n).is_some_and(|c: &Checked| c.wrong.is_none());
         match row.tier {
             // Parity has no values.
             "parity" => {}
-            "disk" if (first..all.len()).all(good) => {
-                let path = row.paths.first().map(|p| p.0.as_bytes());
-                asked.push(Asked { shards: first..all.len(), what: json!({"checkpoint": path}), slot: None });
-            }
-            "disk" => {}
+            "disk" => asked.extend(checkpoint(row, first, all.len(), good)),
             _ => asked
                 .extend((first..).zip(&row.paths).filter(|(n, _)| good(*n)).filter_map(|(n, p)| slot(n, p.as_ref()))),
         }
     }
-    for (of, wrongs) in asked.iter().zip(values(&asked)?) {
-        for (rank, why) in wrongs {
-            // A problem with the whole checkpoint is reported once, at its first shard.
-            let at = of.shards.start + rank.unwrap_or(0);
-            if let Some(shard) = all.get_mut(at).filter(|_| of.shards.contains(&at)) {
-                let current = of.slot.as_deref().is_none_or(|path| is_of(path, shard.row.step));
-                shard.wrong = Some(if current { why } else { OVERWRITTEN.to_owned() });
-            }
+    for (of, answers) in asked.iter().zip(values(&asked)?) {
+        for (rank, why) in answers {
+            // A problem with the whole checkpoint is reported once, at its first good shard.
+            let at = rank.map_or(of.shards.first().copied(), |rank| Some(of.first + rank));
+            let Some(shard) = at.filter(|at| of.shards.contains(at)).and_then(|at| all.get_mut(at)) else { continue };
+            let current = of.slot.as_deref().is_none_or(|path| is_of(path, shard.row.step));
+            shard.unchecked = why.is_none();
+            shard.wrong = if current { why } else { Some(OVERWRITTEN.to_owned()) };
         }
     }
     all.retain(|c| c.wrong.as_deref() != Some(OVERWRITTEN));
     if all.is_empty() {
         return Err(Failure::usage("there is nothing to verify here; everstep ckpt ls shows what there is"));
     }
-    let bad: Vec<(&Checked, &String)> = all.iter().filter_map(|c| Some((c, c.wrong.as_ref()?))).collect();
-    for (Checked { row, name, .. }, why) in &bad {
+    let (mut bad, mut unchecked) = (0, 0);
+    for Checked { row, name, wrong, unchecked: not_checked } in &all {
+        let why = match wrong {
+            Some(why) => {
+                bad += 1;
+                why.as_str()
+            }
+            None if *not_checked => {
+                unchecked += 1;
+                "bytes good, values not checked, because they cannot be read without the damaged shards"
+            }
+            None => continue,
+        };
         println!("step {} {} {}: {name}: {why}", row.step, row.tier, row.holder);
     }
-    println!("{} shards are good, {} are damaged", all.len() - bad.len(), bad.len());
-    Ok(i32::from(!bad.is_empty()))
+    let good = all.len() - bad - unchecked;
+    let rest = if unchecked > 0 { format!(", the values of {unchecked} were not checked") } else { String::new() };
+    println!("{good} shards are good, {bad} are damaged{rest}");
+    Ok(i32::from(bad + unchecked > 0))
 }
 
 /// Returns the shards of a row, and what is wrong with their bytes.
@@ -97,10 +109,26 @@ fn bytes(row: &CheckpointRow) -> Vec<(String, Option<String>)> {
     shards(row).into_iter().map(verified).collect()
 }
 
+/// Returns the good shards of a durable checkpoint, which has those from `first` to `end`. Some
+/// values depend on other shards, so that they are checked only if all of them are good.
+fn checkpoint(row: &CheckpointRow, first: usize, end: usize, good: impl Fn(usize) -> bool) -> Option<Asked> {
+    let shards: Vec<usize> = (first..end).filter(|n| good(*n)).collect();
+    let path = row.paths.first().map(|p| p.0.as_bytes());
+    let what = match shards.len() {
+        0 => return None,
+        n if n == end - first => json!({"checkpoint": path}),
+        _ => {
+            let ranks: Vec<usize> = shards.iter().map(|n| n - first).collect();
+            json!({"checkpoint": path, "ranks": ranks, "world_size": end - first})
+        }
+    };
+    Some(Asked { first, shards, what, slot: None })
+}
+
 fn slot(number: usize, path: &Path) -> Option<Asked> {
     let label = Slot::open(path).ok()?.label()?;
     let what = json!({"slot": path.as_os_str().as_bytes(), "rank": label.rank, "world_size": label.world_size});
-    Some(Asked { shards: number..number + 1, what, slot: Some(path.into()) })
+    Some(Asked { first: number, shards: vec![number], what, slot: Some(path.into()) })
 }
 
 /// Returns true if the slot still contains this step: a running job reuses its slots.
@@ -109,7 +137,7 @@ fn is_of(path: &Path, step: u64) -> bool {
 }
 
 /// Returns what is wrong with the values of each item, as reported by `python/everstep/verify.py`.
-fn values(asked: &[Asked]) -> Result<Vec<Vec<Wrong>>, Failure> {
+fn values(asked: &[Asked]) -> Result<Vec<Vec<Answer>>, Failure> {
     if asked.is_empty() {
         return Ok(Vec::new());
     }
@@ -128,7 +156,7 @@ fn values(asked: &[Asked]) -> Result<Vec<Vec<Wrong>>, Failure> {
     // than the broken pipe.
     let _ = child.stdin.take().map(|mut stdin| stdin.write_all(&question));
     let done = child.wait_with_output().map_err(|e| failed(&e.to_string()))?;
-    let answers: Vec<Vec<Wrong>> =
+    let answers: Vec<Vec<Answer>> =
         done.stdout.split(|b| *b == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect();
     if !done.status.success() || answers.len() != asked.len() {
         return Err(failed(&format!("failed ({})", done.status)));
