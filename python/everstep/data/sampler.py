@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
 import weakref
@@ -50,6 +51,7 @@ class ElasticDistributedSampler(Sampler[int]):
         rank: int | None = None,
         fingerprint: str = "",
     ) -> None:
+        _count_batches()
         w = world()
         self.rank = w.rank if rank is None else rank
         self.num_replicas = w.world_size if num_replicas is None else num_replicas
@@ -63,6 +65,13 @@ class ElasticDistributedSampler(Sampler[int]):
         self._cursor = Cursor(len(dataset), seed=seed, shuffle=shuffle, fingerprint=fingerprint)
         self._loop_epoch: int | None = None
         self._pass: _Pass | None = None
+        #: Samples that a step of all ranks takes; 0 before the first one.
+        self._round = 0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # The loaders of a process that unpickles the sampler have to count, too.
+        _count_batches()
+        self.__dict__.update(state)
 
     # -- epochs ---------------------------------------------------------------------------------------
 
@@ -79,11 +88,9 @@ class ElasticDistributedSampler(Sampler[int]):
         behind = epoch * self._cursor.samples - self._cursor.at
         # A remainder of up to one round flows into the next epoch; more means that the loop was
         # left early.
-        if behind > self.num_replicas * self._batch:
+        if behind > self._round:
             self._cursor.jump(epoch * self._cursor.samples)
         self._loop_epoch = epoch
-
-    _batch = 1
 
     def _end(self) -> int:
         """Returns where the loop's epoch ends, counted through all epochs."""
@@ -105,7 +112,9 @@ class ElasticDistributedSampler(Sampler[int]):
             return self._planned(self._plan, self._cursor.at)
         self._pass = _Pass(self._cursor.at, len(self), self.num_replicas)
         self._pass.find_loader(sys._getframe(1), self)
-        self._batch = max(self._pass.batch, 1)
+        # A loop without samples leaves no remainder: one of an earlier loop is still to be used.
+        if self._pass.length:
+            self._round = self.num_replicas * max(self._pass.batch, 1)
         return self._strided(self._pass)
 
     def _strided(self, this: _Pass) -> Iterator[int]:
@@ -134,7 +143,7 @@ class ElasticDistributedSampler(Sampler[int]):
     def follow(self, plan: BatchPlan) -> None:
         """Yields this rank's part of each global batch from the next loop on, endlessly."""
         self._commit()
-        self._plan = plan
+        self._plan, self._round = plan, plan.global_batch_size
 
     def _planned(self, plan: BatchPlan, at: int) -> Iterator[int]:
         own = plan.micro_steps * plan.micro_batch_size
@@ -149,7 +158,7 @@ class ElasticDistributedSampler(Sampler[int]):
     # -- state ----------------------------------------------------------------------------------------
 
     def _commit(self) -> None:
-        """Counts batches that the loop has been given as used; those that were only fetched do not
+        """Counts batches that loops have been given as used; those that were only fetched do not
         count."""
         if self._pass is not None:
             self._cursor.advance(self._pass.position())
@@ -164,7 +173,8 @@ class ElasticDistributedSampler(Sampler[int]):
     def state_dict(self) -> dict[str, Any]:
         """Returns the position after the batches handed out so far: the same on all ranks."""
         self._commit()
-        return self._cursor.state_dict()
+        # With the round, set_epoch decides after a restart as it would have without one.
+        return {**self._cursor.state_dict(), "round": self._round}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues from there with this world's ranks.
@@ -174,6 +184,9 @@ class ElasticDistributedSampler(Sampler[int]):
         """
         self._pass = None
         self._cursor.load_state_dict(state_dict)
+        # A state without the round is of an earlier version: up to a whole epoch is used then, not
+        # skipped.
+        self._round = state_dict.get("round", self._cursor.samples)
 
 
 def _cannot_count(kind: str) -> None:
@@ -196,19 +209,43 @@ def _batch_of(index: Any, sampler: Sampler[int]) -> int:
     return size if isinstance(size, int) and size > 0 else 1
 
 
+@functools.cache
+def _count_batches() -> None:
+    """Counts the batches that torch's data loaders return, for passes that are registered.
+
+    A loader draws ahead, and only its iterator knows which batches the loop was given. Its own
+    count (``_num_yielded``) is lost too early: with the iterator when a loop ends, or with
+    ``persistent_workers`` when the next loop begins. ``__next__`` is replaced in the class because
+    a pass may begin inside the first call.
+    """
+    base: Any = _BaseDataLoaderIter
+    inner = base.__next__
+
+    def next_batch(iterator: Any) -> Any:
+        batch = inner(iterator)
+        for one in vars(iterator).get(_PASSES, ()):
+            one.handed += 1
+        return batch
+
+    base.__next__ = next_batch
+
+
+#: The attribute of a loader's iterator with the passes that feed it.
+_PASSES = "_everstep_passes"
+
+
 class _Pass:
     """One loop: where it began, and how much of it was handed out."""
 
     def __init__(self, start: int, length: int, ranks: int) -> None:
         self.start, self.length, self._ranks = start, length, ranks
-        self.drawn = 0
-        self.batch = 0
-        self._loader: weakref.ref[Any] | None = None
+        #: Samples per batch, and batches handed out; samples drawn, if no loader makes batches.
+        self.batch, self.handed, self.drawn = 0, 0, 0
+        self._loader = False
 
     def find_loader(self, frame: Any, sampler: Sampler[int]) -> None:
-        """Finds the data loader that iterates: it draws ahead and counts the batches that it has
-        really handed out (``_num_yielded`` of torch's and torchdata's loader iterators), which is
-        not known elsewhere."""
+        """Finds the data loader that iterates, if any, and counts the batches that it hands out
+        from now on."""
         for _ in range(12):
             if frame is None:
                 return
@@ -217,23 +254,16 @@ class _Pass:
                 self.batch = owner.batch_size
                 if type(owner).__iter__ is not BatchSampler.__iter__:
                     _cannot_count(type(owner).__name__)
-            elif isinstance(owner, _BaseDataLoaderIter) or (
-                hasattr(owner, "_num_yielded") and hasattr(owner, "_sampler_iter")
-            ):
+            elif isinstance(owner, _BaseDataLoaderIter):
                 if not self.batch:
                     self.batch = _batch_of(getattr(owner, "_index_sampler", None), sampler)
-                self._loader = weakref.ref(owner)
+                self._loader = True
+                # Weak, because only the newest pass of a sampler counts.
+                vars(owner).setdefault(_PASSES, weakref.WeakSet()).add(self)
                 return
             frame = frame.f_back
 
     def position(self) -> int:
         """Returns the number of global samples committed."""
-        loader = self._loader() if self._loader is not None else None
-        if loader is not None:
-            # A loader's iterator that is being created has handed out nothing.
-            self.handed = min(getattr(loader, "_num_yielded", 0) * self.batch, self.length)
-        elif self._loader is None:
-            self.handed = self.drawn
-        return self.start + self.handed * self._ranks
-
-    handed = 0
+        used = min(self.handed * self.batch, self.length) if self._loader else self.drawn
+        return self.start + used * self._ranks
