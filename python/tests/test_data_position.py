@@ -108,17 +108,28 @@ def test_a_loop_that_was_left_goes_on_after_its_last_batch(options):
     assert _at(state) == 3 * size
 
     def fail() -> None:
-        for batch in loader:
-            found.extend(batch.reshape(-1).tolist())
-            raise RuntimeError("a step failed")
+        for _ in loader:
+            raise RuntimeError("the first step failed: its batch comes again")
 
-    with pytest.raises(RuntimeError, match="a step failed"):
+    with pytest.raises(RuntimeError, match="the first step failed"):
         fail()
     found += _numbers(loader)
     assert sorted(found) == list(range(100)) and sampler.epoch == 1
     assert sampler.finished[0] == epoch_hash(100, seed=3, epoch=0)
     # The state saved in between continues with the same samples.
     assert found[3 * size :] == _numbers(_loader(_sampler(state), **options))
+
+
+@every_loader
+def test_a_batch_that_was_only_looked_at_stays_in_the_epoch(options):
+    sampler = _sampler()
+    loader = _loader(sampler, **options)
+    looked_at = next(iter(loader)).reshape(-1).tolist()
+    sampler.set_epoch(0)
+    assert len(sampler) == 100
+    found = _numbers(loader)
+    assert sorted(found) == list(range(100)) and found[: len(looked_at)] == looked_at
+    assert sampler.finished == {0: epoch_hash(100, seed=3, epoch=0)}
 
 
 def test_loaders_of_different_batches_take_turns():

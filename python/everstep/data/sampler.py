@@ -83,7 +83,7 @@ class ElasticDistributedSampler(Sampler[int]):
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next loop over the loader. A finished epoch will yield nothing."""
-        self._commit()
+        self._begin()
         self._pass = None
         behind = epoch * self._cursor.samples - self._cursor.at
         # A remainder of up to one round flows into the next epoch; more means that the loop was
@@ -99,14 +99,14 @@ class ElasticDistributedSampler(Sampler[int]):
 
     def __len__(self) -> int:
         """Returns the number of samples that this rank will yield in the next loop."""
-        self._commit()
+        self._begin()
         left = max(self._end() - self._cursor.at, 0)
         return left // self.num_replicas if self.drop_last else -(-left // self.num_replicas)
 
     # -- iteration ------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[int]:
-        self._commit()
+        self._begin()
         if self._plan is not None:
             self._pass = None
             return self._planned(self._plan, self._cursor.at)
@@ -161,7 +161,14 @@ class ElasticDistributedSampler(Sampler[int]):
         """Counts batches that loops have been given as used; those that were only fetched do not
         count."""
         if self._pass is not None:
+            self._pass.committed = True
             self._cursor.advance(self._pass.position())
+
+    def _begin(self) -> None:
+        """Counts what earlier loops have used, before the next one. A single batch that was only
+        looked at (``next(iter(loader))``) stays in the epoch, as with torch's own sampler."""
+        if self._pass is not None and not self._pass.is_look():
+            self._commit()
 
     @property
     def finished(self) -> dict[int, str]:
@@ -222,7 +229,12 @@ def _count_batches() -> None:
     inner = base.__next__
 
     def next_batch(iterator: Any) -> Any:
-        batch = inner(iterator)
+        try:
+            batch = inner(iterator)
+        except StopIteration:
+            for one in vars(iterator).get(_PASSES, ()):
+                one.ended = True
+            raise
         for one in vars(iterator).get(_PASSES, ()):
             one.handed += 1
         return batch
@@ -242,6 +254,8 @@ class _Pass:
         #: Samples per batch, and batches handed out; samples drawn, if no loader makes batches.
         self.batch, self.handed, self.drawn = 0, 0, 0
         self._loader = False
+        #: The loop had everything; the position is part of a state that was asked for.
+        self.ended = self.committed = False
 
     def find_loader(self, frame: Any, sampler: Sampler[int]) -> None:
         """Finds the data loader that iterates, if any, and counts the batches that it hands out
@@ -262,6 +276,10 @@ class _Pass:
                 vars(owner).setdefault(_PASSES, weakref.WeakSet()).add(self)
                 return
             frame = frame.f_back
+
+    def is_look(self) -> bool:
+        """Returns whether this may have been a look at the first batch only."""
+        return self._loader and self.handed == 1 and not (self.ended or self.committed)
 
     def position(self) -> int:
         """Returns the number of global samples committed."""
