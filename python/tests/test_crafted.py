@@ -276,6 +276,7 @@ def _by_ranks(checkpoint, ranks):
     for rank in range(ranks):
         shard = copy.deepcopy(first)
         shard.entry.update(rank=rank, file=f"rank-{rank}.safetensors")
+        shard.metadata["rank"] = str(rank)
         if any(t.name == crafting.BLOB + "layout" for t in shard.tensors):
             layout = decoding.decode(shard.blob("layout").data, lambda name: None)
             _replaced("layout", encoding.encode({**layout, "rank": rank, "world_size": ranks}))(shard)
