@@ -146,9 +146,10 @@ class Directory:
         world = _worker.world()
         return Mark(self.run, self._epoch, world.generation, world.attempt)
 
-    def claim(self, agree: Callable[[int], int]) -> None:
+    def claim(self, agree: Callable[[int], int], *, rank: int | None = None) -> None:
         """Claims this directory for the job, outside ``everstep run``, where the agent does. Rank 0
-        claims it for all; ``agree`` returns rank 0's number on every rank.
+        claims it for all; ``agree`` returns rank 0's number on every rank. ``rank`` is the one that
+        the environment describes, unless it is given.
 
         Raises:
             CheckpointError: when it belongs to another running job, which is named; when it is
@@ -158,7 +159,7 @@ class Directory:
             return
         failure: CheckpointError | None = None
         epoch = 0
-        if _worker.world().rank == 0:
+        if (_worker.world().rank if rank is None else rank) == 0:
             try:
                 self._check_writable()
                 pid, claim = _claims.get(self._text, (0, None))

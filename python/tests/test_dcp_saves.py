@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 import time
@@ -232,6 +233,41 @@ for n in (7, 8):
     )
     found = _steps(tmp_path, 2)
     assert sorted(found.values()) == list(range(1, 9)), found
+
+
+_SPAWNED = """
+import os, sys
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+import torch.distributed.checkpoint as dcp
+import everstep as es
+
+def rank(number, out):
+    dist.init_process_group("gloo", init_method=f"file://{out}.meeting", rank=number, world_size=2)
+    for value in (1, 2):
+        state = {f"w{r}": torch.full((9,), float(value)) for r in range(2)}
+        dcp.save(state, storage_writer=es.dcp.Writer(f"{out}/step-1"))
+        dcp.async_save(state, storage_writer=es.dcp.Writer(out)).result()
+    dist.barrier()
+    os._exit(0)  # See test_reshard.py.
+
+if __name__ == "__main__":
+    mp.spawn(rank, (sys.argv[1],), nprocs=2)
+"""
+
+
+def test_spawned_ranks_save_one_checkpoint(tmp_path, script, env):
+    """Only the process group says which rank each of them is."""
+    alone = subprocess.run(
+        [sys.executable, script(_SPAWNED), str(tmp_path / "out")], env=env, capture_output=True, text=True, check=False
+    )
+    assert alone.returncode == 0, alone.stderr[-3000:]
+    assert _steps(tmp_path, 2) == {"step-1": 2, "step-2": 1, "step-3": 2}
+
+
+def test_ranks_spawned_under_everstep_run_save_one_checkpoint(tmp_path, script, everstep):
+    ended = everstep("run", "--standalone", "--max-restarts", "0", script(_SPAWNED), str(tmp_path / "out"), timeout=120)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert _steps(tmp_path, 2) == {"step-1": 2, "step-2": 1, "step-3": 2}
 
 
 def test_nothing_is_published_if_ranks_save_different_steps(tmp_path):

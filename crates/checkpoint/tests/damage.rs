@@ -228,6 +228,24 @@ fn a_step_that_lacks_a_shard_is_not_published() {
     assert_eq!(persist::list(&out).unwrap().len(), 1);
 }
 
+/// Ranks that all take themselves for the first one write one file in turn.
+#[test]
+fn shards_that_are_not_one_of_each_rank_are_not_published() {
+    let scratch = tempfile::tempdir().unwrap();
+    let out = scratch.path().join("out");
+    let write = |rank: u32, generation: u64| {
+        let slot = captured(&scratch.path().join(format!("slot-{rank}-{generation}")), 4);
+        persist::write_shard(&slot, &out, &mark(generation), 4, Rank(rank), &Throttle::new(0)).unwrap()
+    };
+    persist::publish(&out, &mark(1), 4, &[write(0, 1)], persist::Target::Branch).unwrap();
+    let (first, third) = (write(0, 2), write(2, 2));
+    for shards in [vec![], vec![first.clone(), first.clone()], vec![first, third.clone()], vec![third]] {
+        let refused = persist::publish(&out, &mark(2), 4, &shards, persist::Target::Branch).unwrap_err().to_string();
+        assert!(refused.contains("ranks are not complete"), "{refused}");
+        assert_eq!(readable(&out), Some(4));
+    }
+}
+
 /// The process died between the exchange of the two names and the deletion of what it had replaced.
 #[test]
 fn a_checkpoint_that_was_replaced_is_deleted_after_a_crash() {

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import torch.distributed as dist
+
 from .. import worker as _worker
 from .._internal import (
     Agent,
@@ -30,6 +32,7 @@ from ..outcome import Arrivals
 from ..slots import Snapshot, described
 from ..state import Item
 from ..tiers import USER, Keep, TierOptions
+from ..worker import in_group
 
 #: Everything stays: checkpoints made through DCP are the user's.
 _KEEP = Keep(2**31 - 1, None, True)
@@ -66,6 +69,13 @@ class Number:
 
 def _newest(root: Directory) -> int:
     return max([0, *(row.step for row in list_checkpoints(root)), *foreign_steps(root)])
+
+
+def place() -> tuple[int, int]:
+    """Returns the rank of this process among those that save together, and their number. Only the
+    process group tells: ranks that were spawned, or started by mpirun, have no variables for that,
+    and without a group, each process saves alone."""
+    return (dist.get_rank(), dist.get_world_size()) if in_group() else (0, 1)
 
 
 def require_same(steps: set[int | None]) -> None:
@@ -249,13 +259,14 @@ class PlainStore:
         self.root = root
         root.prepare()
         self._epoch = 0
+        self._rank, self._size = place()
         #: Memory is added when a save begins before the last one is written.
         self._free: list[Room] = []
 
     def draw(self, fixed: int | None) -> Number:
         """Returns the number of the next checkpoint: if not ``fixed``, one that no checkpoint has,
         whoever saved it. On rank 0."""
-        self.root.claim(self._claimed)
+        self.root.claim(self._claimed, rank=self._rank)
         run = self.root.run
         with _drawing:
             drawn = _drawn.get(run, 0)
@@ -271,7 +282,7 @@ class PlainStore:
         """Follows rank 0's number and claim."""
         if fixed is not None:
             require_same({number.step, fixed})
-        self.root.claim(lambda _: number.epoch)
+        self.root.claim(lambda _: number.epoch, rank=self._rank)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -286,9 +297,20 @@ class PlainStore:
         need = snapshot.slot_bytes()
         room = self._free.pop() if self._free else None
         if room is None or room.bytes < need - (256 << 10):
-            room = _reserve(need)
+            room = self._reserve(need)
         room.arena.capture(step, described(host), [], USER, 2, None, False, False)
         return room
+
+    def _reserve(self, need: int) -> Room:
+        memory = Path("/dev/shm")
+        fits = memory.is_dir() and shutil.disk_usage(memory).free > 2 * need
+        scratch = tempfile.mkdtemp(prefix="everstep-", dir=memory if fits else None)
+        try:
+            reserve_slot(f"{scratch}/slot", need)
+            return Room(Arena([f"{scratch}/slot"], "", self._rank, self._size, 0), need)
+        finally:
+            # The mapping keeps the file alive.
+            shutil.rmtree(scratch, ignore_errors=True)
 
     def write(self, step: int, room: Room) -> str:
         """Writes this rank's shard."""
@@ -304,16 +326,3 @@ class PlainStore:
                 f"{self.root} has a step {step} since this save began, which it does not replace; save again"
             )
         publish(self.root, self.root.mark(), step, [w for w in written if w is not None], _KEEP.retention(), True)
-
-
-def _reserve(need: int) -> Room:
-    memory = Path("/dev/shm")
-    fits = memory.is_dir() and shutil.disk_usage(memory).free > 2 * need
-    scratch = tempfile.mkdtemp(prefix="everstep-", dir=memory if fits else None)
-    try:
-        reserve_slot(f"{scratch}/slot", need)
-        world = _worker.world()
-        return Room(Arena([f"{scratch}/slot"], "", world.rank, world.world_size, 0), need)
-    finally:
-        # The mapping keeps the file alive.
-        shutil.rmtree(scratch, ignore_errors=True)

@@ -27,7 +27,7 @@ from ..directory import Directory
 from ..worker import in_group
 from . import shares
 from .pieces import Piece, items, of_object
-from .stores import AgentStore, Number, PlainStore
+from .stores import AgentStore, Number, PlainStore, place
 
 #: Seconds in which the thread that async_save starts must take over a save.
 HANDOVER = 120.0
@@ -200,7 +200,8 @@ class Writer(dcp.StorageWriter, AsyncStager):
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = _writable(Directory(path))
-        self._stores: dict[Directory, AgentStore | PlainStore] = {}
+        #: By directory and place of this process, which is another one once the process group is.
+        self._stores: dict[tuple[Directory, tuple[int, int]], AgentStore | PlainStore] = {}
         #: What the save of each thread uses.
         self._here = threading.local()
 
@@ -265,10 +266,13 @@ class Writer(dcp.StorageWriter, AsyncStager):
         """Does nothing."""
 
     def _store(self, root: Directory) -> AgentStore | PlainStore:
-        store = self._stores.get(root)
+        here = place()
+        store = self._stores.get((root, here))
         if store is None:
-            agent = _worker.current().agent
-            store = self._stores[root] = PlainStore(root) if agent is None else AgentStore(root)
+            # An agent writes for the ranks that it has started. Those that a script makes of one of
+            # them (mp.spawn) are a world of their own.
+            agent = _worker.current().agent if here[1] == _worker.world().world_size else None
+            store = self._stores[root, here] = PlainStore(root) if agent is None else AgentStore(root)
         return store
 
     @staticmethod

@@ -122,7 +122,7 @@ impl Manifest {
     }
 
     /// One shard for each rank, each in a file of its own, of lengths that add up.
-    fn check(&self) -> Result<(), &'static str> {
+    pub(crate) fn check(&self) -> Result<(), &'static str> {
         let ranks: BTreeSet<u32> = self.shards.iter().map(|s| s.rank.0).collect();
         let complete = self.shards.len() == self.world_size as usize && ranks.len() == self.shards.len();
         if self.shards.is_empty() || !complete || ranks.iter().any(|r| *r >= self.world_size) {

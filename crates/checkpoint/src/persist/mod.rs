@@ -117,7 +117,8 @@ pub fn write_shard(
 ///
 /// # Errors
 /// Those of the file system or store; `PermissionDenied` when another job has taken the directory
-/// over; `AlreadyExists` where `target` names what something else has.
+/// over; `AlreadyExists` where `target` names what something else has; `InvalidInput` when the shards
+/// are not one of each rank.
 pub fn publish(directory: &Path, mark: &Mark, step: u64, shards: &[ShardFile], target: Target) -> io::Result<PathBuf> {
     let storage = at(directory)?;
     let lineage = match target {
@@ -133,6 +134,12 @@ pub fn publish(directory: &Path, mark: &Mark, step: u64, shards: &[ShardFile], t
         lineage,
         shards: shards.to_vec(),
     };
+    // What no reader would accept must not take the place of what it can read.
+    let refused = |what: &str| {
+        let ranks: Vec<u32> = shards.iter().map(|s| s.rank.0).collect();
+        io::Error::new(io::ErrorKind::InvalidInput, format!("{what} (step {step}, shards of the ranks {ranks:?})"))
+    };
+    manifest.check().map_err(refused)?;
     storage.publish(mark, &manifest, target, &|| ownership::still_owned(&*storage, mark))
 }
 
