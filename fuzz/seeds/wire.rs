@@ -218,7 +218,12 @@ fn to_coordinator() -> Vec<(&'static str, ToCoordinator)> {
             "written",
             report(Report::Crew(
                 generation,
-                CrewReport::ShardWritten(ShardWritten { step, directory: "/checkpoints".into(), shard }),
+                CrewReport::ShardWritten(ShardWritten {
+                    step,
+                    captured: generation,
+                    directory: "/checkpoints".into(),
+                    shard,
+                }),
             )),
         ),
         ("worker-stacks", ToCoordinator::Stacks { generation, stacks: BTreeMap::from([(1, vec!["a.py:3 f".into()])]) }),

@@ -21,6 +21,10 @@ fn two_nodes() -> Scene {
 }
 
 fn written(scene: &mut Scene, rank: u32, step: u64) {
+    written_of(scene, rank, step, GENERATION);
+}
+
+fn written_of(scene: &mut Scene, rank: u32, step: u64, captured: Generation) {
     let shard = ShardFile {
         rank: Rank(rank),
         file: format!("rank-{rank}.safetensors"),
@@ -33,7 +37,7 @@ fn written(scene: &mut Scene, rank: u32, step: u64) {
         rank.into(),
         Report::Crew(
             GENERATION,
-            CrewReport::ShardWritten(ShardWritten { step: Step(step), directory: "out".into(), shard }),
+            CrewReport::ShardWritten(ShardWritten { step: Step(step), captured, directory: "out".into(), shard }),
         ),
     );
 }
@@ -59,6 +63,29 @@ fn publishing_a_step_forgets_nothing_of_an_older_one() {
     // The durable step is still the newest one.
     scene.says(0, Report::Crew(GENERATION, CrewReport::Published(Step(10))));
     assert_eq!(scene.job().record.durable, Some(Step(20)));
+}
+
+/// A rank of an earlier generation had a step in memory, and another one did not: what both save
+/// later under the same number is not completed by it.
+#[test]
+fn shards_of_several_generations_are_no_checkpoint() {
+    let mut scene = two_nodes();
+    let captured = |scene: &Scene| {
+        let of = |o: &Order| match o {
+            Order::Crew(_, CrewOrder::Publish(Publish { step, captured, .. })) => Some((step.0, captured.0)),
+            _ => None,
+        };
+        scene.sent.iter().filter_map(of).collect::<Vec<_>>()
+    };
+    written_of(&mut scene, 0, 5, Generation(0));
+    written(&mut scene, 1, 5);
+    assert!(captured(&scene).is_empty());
+    written(&mut scene, 0, 5);
+    assert_eq!(captured(&scene), [(5, 1)]);
+    // What every rank still had of an earlier generation is complete.
+    written_of(&mut scene, 0, 6, Generation(0));
+    written_of(&mut scene, 1, 6, Generation(0));
+    assert_eq!(captured(&scene), [(5, 1), (6, 0)]);
 }
 
 /// Shards of steps that other ranks could not write are not kept forever.

@@ -390,7 +390,12 @@ impl World {
                     self.crew_event(
                         host,
                         generation,
-                        CrewEvent::ShardWritten(ShardWritten { step: Step(step), directory, shard }),
+                        CrewEvent::ShardWritten(ShardWritten {
+                            step: Step(step),
+                            captured: generation,
+                            directory,
+                            shard,
+                        }),
                     );
                 }
             }

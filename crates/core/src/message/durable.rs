@@ -1,7 +1,7 @@
 //! Durable checkpoints and the intervals between snapshots.
 
 use super::ShardFile;
-use crate::id::Step;
+use crate::id::{Generation, Step};
 use serde::{Deserialize, Serialize};
 
 /// A rank's shard on durable storage, not yet published.
@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 pub struct ShardWritten {
     /// State after this many steps.
     pub step: Step,
+    /// Only shards of the same generation make up a checkpoint: that which captured this one, or,
+    /// for a past that all ranks share, that which goes on from it.
+    pub captured: Generation,
     /// The user's checkpoint directory.
     pub directory: String,
     /// The shard's file.
@@ -20,6 +23,8 @@ pub struct ShardWritten {
 pub struct Publish {
     /// The step.
     pub step: Step,
+    /// [`ShardWritten::captured`] of the shards.
+    pub captured: Generation,
     /// The user's checkpoint directory.
     pub directory: String,
     /// One file per rank.

@@ -77,6 +77,8 @@ impl Line {
 /// A pinned slot to write as a shard.
 pub struct PinnedShard {
     pub generation: Generation,
+    /// See [`everstep_core::message::ShardWritten`].
+    pub captured: Generation,
     pub mark: Mark,
     pub local_rank: u32,
     pub step: u64,
@@ -86,6 +88,8 @@ pub struct PinnedShard {
 /// A step whose shards are all written.
 pub struct WrittenStep {
     pub generation: Generation,
+    /// See [`everstep_core::message::Publish`].
+    pub captured: Generation,
     pub step: Step,
     pub mark: Mark,
     /// The user's directory.
@@ -113,6 +117,11 @@ pub struct Durable {
     /// comes again (the user saves a step that was already saved for recovery), it waits in its
     /// slot.
     under_way: BTreeSet<(u32, u64)>,
+    /// The same of earlier generations, whose scripts number their checkpoints themselves: shards
+    /// (local rank, generation, step), and where they go. Nobody waits for them, and each generation
+    /// has directories of its own for what is not published, so that nothing mixes with the same
+    /// number of this generation.
+    left: BTreeMap<(u32, Generation, u64), Destination>,
     /// Steps that could not be written or published, and why.
     failed: BTreeMap<u64, String>,
     awaiting: Vec<(Step, oneshot::Sender<Reply>)>,
@@ -124,6 +133,8 @@ pub struct Durable {
     /// One queue per local rank, in the order of steps: a step is complete before later ones,
     /// unless it is saved again.
     writes: BTreeMap<u32, Line>,
+    /// The queues of earlier generations. One of them may still write a slot that is left.
+    earlier_writes: BTreeMap<u32, Line>,
     /// Also in the order of steps: a worker that waits for one step takes the earlier ones to be
     /// durable.
     publications: Line,
@@ -133,18 +144,28 @@ impl Durable {
     /// Writes a pinned slot, unless the same step of the same rank is already under way.
     pub fn write(
         &mut self,
-        PinnedShard { generation, mark, local_rank, step, slot }: PinnedShard,
+        PinnedShard { generation, captured, mark, local_rank, step, slot }: PinnedShard,
         to: &Destination,
         inbox: &mpsc::UnboundedSender<Input>,
     ) {
-        if !self.under_way.insert((local_rank, step)) {
+        let is_left = captured != generation;
+        let is_new = match is_left {
+            true => self.left.insert((local_rank, captured, step), to.clone()).is_none(),
+            false => self.under_way.insert((local_rank, step)),
+        };
+        if !is_new {
             return;
         }
-        self.failed.remove(&step);
+        if !is_left {
+            self.failed.remove(&step);
+        }
         let (inbox, to, over) = (inbox.clone(), to.clone(), self.over.clone());
         let directory = to_text(&to.directory);
         let full = self.full.load(Ordering::Relaxed);
-        self.writes.entry(local_rank).or_default().give(move || {
+        // What is left comes first, behind a write of the same slot into the same directory.
+        let earlier = self.earlier_writes.get(&local_rank).filter(|_| is_left);
+        let line = self.writes.entry(local_rank).or_insert_with(|| earlier.cloned().unwrap_or_default());
+        line.give(move || {
             if over.load(Ordering::Acquire) {
                 return;
             }
@@ -155,13 +176,13 @@ impl Durable {
             if !over.load(Ordering::Acquire) {
                 storage::release(&slot);
             }
-            let _ = inbox.send(Input::Shard { local_rank, generation, step: Step(step), directory, result });
+            let _ = inbox.send(Input::Shard { local_rank, generation, captured, step: Step(step), directory, result });
         });
     }
 
     /// Makes a completely written step visible, and deletes checkpoints that `keep` does not cover.
     pub fn publish(&mut self, written: WrittenStep, inbox: &mpsc::UnboundedSender<Input>) {
-        let WrittenStep { generation, step, mark, directory, shards, target, keep } = written;
+        let WrittenStep { generation, captured, step, mark, directory, shards, target, keep } = written;
         let inbox = inbox.clone();
         self.publications.give(move || {
             let path = from_text(&directory);
@@ -172,8 +193,21 @@ impl Durable {
             if let Err(e) = result.as_ref().map_or(Ok(()), |()| persist::prune(&path, keep, &mark).map(drop)) {
                 crate::say!("older checkpoints in {} could not be deleted: {e}", path.display());
             }
-            let _ = inbox.send(Input::Published(generation, step, result));
+            // Numbers of an earlier generation say nothing of what this one has made durable.
+            if captured == generation {
+                let _ = inbox.send(Input::Published(generation, step, result));
+            } else if let Err(why) = result {
+                crate::say!("{why}");
+            } else {
+                let directory = path.display();
+                crate::say!("step {step}, saved before the workers were restarted, is now in {directory}");
+            }
         });
+    }
+
+    /// Returns where a step of an earlier generation goes, if a shard of it is written here.
+    pub fn destination_of_left(&self, captured: Generation, step: Step) -> Option<&Destination> {
+        self.left.iter().find(|((_, of, s), _)| *of == captured && *s == step.0).map(|(_, to)| to)
     }
 
     /// Answers when the step is durable or has failed, at once if that is already known. `pinned`
@@ -224,7 +258,8 @@ impl Durable {
     pub fn clear(&mut self) {
         std::mem::take(&mut self.over).store(true, Ordering::Release);
         self.under_way.clear();
-        self.writes.clear();
+        self.left.clear();
+        self.earlier_writes.append(&mut self.writes);
         self.failed.clear();
         self.awaiting.clear();
     }

@@ -52,8 +52,10 @@ pub enum Input {
     Shard {
         /// Worker whose shard this is.
         local_rank: u32,
-        /// Generation that captured it.
+        /// Generation in which it was written.
         generation: Generation,
+        /// See [`everstep_core::message::ShardWritten`].
+        captured: Generation,
         /// Step of the shard.
         step: Step,
         /// Checkpoint directory, as the user gave it.

@@ -302,12 +302,14 @@ impl Driver {
             Input::Fatal { code, why } => self.fatal(code, why),
             Input::Guard(event) => self.guard_says(event).await,
             Input::Worker(request, answer) => self.worker_asks(request, answer).await,
-            Input::Shard { local_rank, generation, step, directory, result } => match result {
+            Input::Shard { local_rank, generation, captured, step, directory, result } => match result {
                 Ok(shard) => {
-                    let written = ShardWritten { step, directory, shard };
+                    let written = ShardWritten { step, captured, directory, shard };
                     self.crew_event(generation, CrewEvent::ShardWritten(written)).await;
                 }
-                Err(why) if self.runs(generation) => self.not_durable(Some(local_rank), step, &why.to_string()),
+                Err(why) if self.runs(generation) && captured == generation => {
+                    self.not_durable(Some(local_rank), step, &why.to_string());
+                }
                 Err(why) => crate::say!("{why}"),
             },
             Input::Published(generation, step, result) => match result {

@@ -276,16 +276,29 @@ impl Driver {
     }
 
     fn persist_pinned(&mut self, generation: Generation, local_rank: u32, to: &Destination) {
-        let slots = self.replicas.own().slots(local_rank);
-        let mut pinned: Vec<(u64, PathBuf)> = slots
-            .iter()
-            .filter(|s| s.pinned_for(Pin::Persist))
-            .filter_map(|s| Some((s.label().filter(|l| self.is_to_be_written(l, to.target))?.step, s.path().into())))
-            .collect();
+        let Some(crew) = &self.crew else { return };
+        let (restarts, world_size) = (crew.restarts, u64::from(crew.world_size));
+        let mut pinned: Vec<(Generation, u64, PathBuf)> = Vec::new();
+        for slot in self.replicas.own().slots(local_rank).iter().filter(|s| s.pinned_for(Pin::Persist)) {
+            let Some(label) = slot.label().filter(|l| self.is_to_be_written(l, to.target)) else { continue };
+            let captured = match to.target {
+                Target::Branch => generation,
+                Target::Exactly => Generation(label.generation),
+            };
+            if captured != generation && label.world_size != world_size {
+                let (step, ranks) = (label.step, label.world_size);
+                crate::say!("step {step}, saved by {ranks} ranks before the restart, is dropped: it is not complete");
+                slot.release(Pin::Persist);
+                continue;
+            }
+            pinned.push((captured, label.step, slot.path().into()));
+        }
+        // What an earlier generation has left is complete before anything of this one is, whose
+        // publication deletes what is not.
         pinned.sort();
-        let mark = to.mark(generation, self.crew.as_ref().map_or(0, |c| c.restarts));
-        for (step, slot) in pinned {
-            self.durable.write(PinnedShard { generation, mark, local_rank, step, slot }, to, &self.inbox);
+        for (captured, step, slot) in pinned {
+            let mark = to.mark(captured, restarts);
+            self.durable.write(PinnedShard { generation, captured, mark, local_rank, step, slot }, to, &self.inbox);
         }
     }
 
@@ -306,7 +319,10 @@ impl Driver {
             let Some(to) = &worker.destination else { continue };
             let slots = self.replicas.own().slots(*local);
             let labels = slots.iter().filter(|s| s.pinned_for(Pin::Persist)).filter_map(|s| s.label());
-            steps.extend(labels.filter(|l| self.is_to_be_written(l, to.target)).map(|l| l.step));
+            // Nobody waits for numbers of an earlier generation.
+            let counts = |l: &Label| to.target == Target::Branch || l.generation == crew.generation.0;
+            let labels = labels.filter(|l| counts(l) && self.is_to_be_written(l, to.target));
+            steps.extend(labels.map(|l| l.step));
         }
         steps
     }
@@ -323,12 +339,17 @@ impl Driver {
     }
 
     pub(super) fn publish(&mut self, generation: Generation, publish: Publish) {
-        let Publish { step, directory, shards } = publish;
+        let Publish { step, captured, directory, shards } = publish;
         let Some(crew) = &self.crew else { return };
-        let Some(to) = crew.workers.values().find_map(|w| w.destination.as_ref()) else { return };
-        let mark = to.mark(generation, crew.restarts);
+        let to = match captured == generation {
+            true => crew.workers.values().find_map(|w| w.destination.as_ref()),
+            // This node writes a shard of it. The workers may save elsewhere by now.
+            false => self.durable.destination_of_left(captured, step),
+        };
+        let Some(to) = to else { return };
+        let mark = to.mark(captured, crew.restarts);
         let (target, keep) = (to.target, to.keep);
-        let written = WrittenStep { generation, step, mark, directory, shards, target, keep };
+        let written = WrittenStep { generation, captured, step, mark, directory, shards, target, keep };
         self.durable.publish(written, &self.inbox);
     }
 

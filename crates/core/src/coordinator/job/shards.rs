@@ -1,6 +1,6 @@
 //! The shards of one generation on their way to and from storage.
 
-use crate::id::{NodeId, Rank, Step};
+use crate::id::{Generation, NodeId, Rank, Step};
 use crate::message::{
     Holding, Holdings, Offers, Parity, Publish, ShardFile, ShardWritten, Source, Tier, Unreadable, World,
 };
@@ -36,8 +36,9 @@ pub struct Shards {
     parity: BTreeMap<NodeId, Vec<Parity>>,
     /// The decision, kept for ranks that ask again.
     decision: Option<Decision>,
-    /// Written shards by step.
-    written: BTreeMap<Step, Written>,
+    /// Written shards by step and generation: a script that numbers its checkpoints itself may use
+    /// a number again, and an earlier generation may have left shards of it.
+    written: BTreeMap<(Step, Generation), Written>,
     /// Shards that were found unreadable in this life of the coordinator.
     unreadable: BTreeSet<(Rank, Unreadable)>,
     /// Whether the same lives of the same nodes have the same ranks as in the generation before.
@@ -136,18 +137,24 @@ impl Shards {
     /// Records that a shard is on durable storage. Returns the step to publish when all `size` of
     /// its shards are.
     pub(crate) fn add_written(&mut self, written: ShardWritten, size: usize) -> Option<Publish> {
-        let ShardWritten { step, directory, shard } = written;
-        let of = self.written.entry(step).or_insert_with(|| Written { directory, by_rank: BTreeMap::new() });
+        let ShardWritten { step, captured, directory, shard } = written;
+        let new = || Written { directory, by_rank: BTreeMap::new() };
+        let of = self.written.entry((step, captured)).or_insert_with(new);
         of.by_rank.insert(shard.rank, shard);
         let all = of.by_rank.len() == size;
-        all.then(|| Publish { step, directory: of.directory.clone(), shards: of.by_rank.values().cloned().collect() })
+        all.then(|| Publish {
+            step,
+            captured,
+            directory: of.directory.clone(),
+            shards: of.by_rank.values().cloned().collect(),
+        })
     }
 
     /// Records that a step was published.
     pub(crate) fn published(&mut self, step: Step) {
         // Shards of an older step may still come: what is saved a second time is written behind
         // later steps.
-        self.written.remove(&step);
+        self.written.retain(|(s, _), _| *s != step);
         while self.written.len() > INCOMPLETE_MAX {
             self.written.pop_first();
         }
