@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,73 @@ def test_a_planner_is_refused_where_a_copy_was_made_without_knowing_it(tmp_path)
     with pytest.raises(BaseException, match=r"call dcp\.save with it"):
         dcp.save(copied, storage_writer=writer, planner=_Doubles())
     assert _saved(tmp_path) == {}
+
+
+def test_a_save_in_another_thread_than_the_first_does_not_hold_up_the_next(tmp_path):
+    """The thread that made it waits for the next one, which waits for its end."""
+    writer, ended = es.dcp.Writer(tmp_path), []
+
+    def train():
+        for value in (1, 3):
+            _save(writer, value)
+            _async(writer, value + 1).result(timeout=30)
+        ended.append(True)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert ended
+    assert _saved(tmp_path) == {f"step-{n}": n for n in range(1, 5)}
+
+
+def test_a_checkpoint_id_is_that_of_one_save(tmp_path):
+    class Full(dcp.DefaultSavePlanner):
+        def set_up_planner(self, *args, **kwargs):
+            raise OSError("no memory for a plan")
+
+    writer = es.dcp.Writer(tmp_path / "a")
+    _save(writer, 1, checkpoint_id=tmp_path / "b" / "step-7")
+    _save(writer, 2)
+    # The writer has the path before the plan fails.
+    with pytest.raises(BaseException, match="no memory for a plan"):
+        _save(writer, 3, checkpoint_id=tmp_path / "b" / "step-7", planner=Full())
+    _save(writer, 4)
+    assert (_saved(tmp_path / "a"), _saved(tmp_path / "b")) == ({"step-1": 2, "step-2": 4}, {"step-7": 1})
+
+
+class _LeavesOut(dcp.DefaultSavePlanner):
+    def create_local_plan(self):
+        plan = super().create_local_plan()
+        self.plan = replace(plan, items=[i for i in plan.items if i.index.fqn != "model.extra"])
+        return self.plan
+
+
+class _Renames(dcp.DefaultSavePlanner):
+    def create_local_plan(self):
+        plan = super().create_local_plan()
+        self.plan = replace(
+            plan, items=[replace(i, index=replace(i.index, fqn=f"{i.index.fqn}.x")) for i in plan.items]
+        )
+        return self.plan
+
+    def lookup_object(self, index):
+        return super().lookup_object(replace(index, fqn=index.fqn.removesuffix(".x")))
+
+
+def test_what_a_planner_leaves_out_or_renames(tmp_path):
+    writer = es.dcp.Writer(tmp_path)
+    saved = {"model": {"w": torch.full((9,), 5.0), "extra": torch.ones(3)}}
+    dcp.save(saved, storage_writer=writer, planner=_LeavesOut())
+    back = {"model": {"w": torch.zeros(9)}}
+    dcp.load(back, storage_reader=es.dcp.Reader(tmp_path))
+    assert torch.equal(back["model"]["w"], saved["model"]["w"])
+    with pytest.raises(BaseException, match=r"_Renames saves model\.w\.x, and its mappings name no place"):
+        dcp.save(saved, storage_writer=writer, planner=_Renames())
+    assert [p.name for p in tmp_path.glob("step-*")] == ["step-1"]
+    dcp.save({"w": torch.ones(9)}, storage_writer=writer, planner=_Renames(flatten_state_dict=False))
+    back = {"w.x": torch.zeros(9)}
+    dcp.load(back, storage_reader=es.dcp.Reader(tmp_path))
+    assert torch.equal(back["w.x"], torch.ones(9))
 
 
 _BEGIN = """

@@ -1,8 +1,5 @@
 """Distributes what several ranks hold in common (plain tensors and objects under DDP): each is
-saved by one of them, in shares of equal size.
-
-Ranks exchange what they hold through torch's store instead of a collective: the thread of the
-previous save may be in the middle of one. Rank 0's number for the checkpoint travels with it.
+saved by one of them, in shares of equal size. Rank 0's number for the checkpoint travels with it.
 """
 
 from __future__ import annotations
@@ -11,17 +8,17 @@ import hashlib
 import itertools
 import json
 from collections.abc import Sequence
-from typing import Any
+
+import torch.distributed as dist
 
 from .._internal import CheckpointError
 from ..worker import in_group
+from . import notices
 from .pieces import Piece
-from .stores import Number, require_same
+from .stores import PATIENCE, Number, require_same
 
-#: Limit on the characters of an error that other ranks report.
-ERROR_MAX = 1000
-#: Where rank 0 announces the number of a save.
-_NUMBER = "everstep/dcp/number"
+#: Where rank 0 announces the number of a save, and each rank the highest one in its memory.
+_NUMBER, _HELD = "number", "held"
 
 _saves = itertools.count()
 #: The last distribution: the digest of what all ranks held, and this rank's share.
@@ -47,80 +44,113 @@ def deal(held: list[dict[str, int]]) -> list[list[str]]:
 
 class Exchange:
     """One exchange among all ranks, each of which must create it, then call :meth:`deal` or
-    :meth:`fail`."""
+    :meth:`fail`, and after that :meth:`copied`, or :meth:`fail` again."""
 
     def __init__(self) -> None:
         # Before anything can fail on one rank: all ranks must count alike.
-        self._key = f"everstep/dcp/{next(_saves)}" if in_group() else None
+        self._key = str(next(_saves)) if in_group() else None
+        self._dealt = False
 
     def fail(self, error: Exception) -> None:
         """Reports to all ranks that this one cannot take part."""
         if self._key is not None:
-            text = " ".join(str(error).split())[:ERROR_MAX]
-            self._set("digest", json.dumps({"error": f"{type(error).__name__}: {text}"}))
+            text = notices.told(error)
+            self._set("copied", text)
+            if not self._dealt:
+                self._set("digest", json.dumps({"error": text}))
 
-    def deal(self, pieces: Sequence[Piece], number: Number | None, fixed: int | None) -> tuple[list[Piece], Number]:
-        """Returns those of this rank's pieces that it saves, and rank 0's number, which the others
-        give as ``None``. ``fixed`` is the step that this rank's path names.
+    def deal(
+        self, pieces: Sequence[Piece], number: Number | None, fixed: int | None, held: int
+    ) -> tuple[list[Piece], Number]:
+        """Returns those of this rank's pieces that it saves, and the number of the checkpoint: rank
+        0's, which the others give as ``None``, but higher than what any rank has in its memory
+        (``held``). ``fixed`` is the step that this rank's path names.
 
         Raises:
             CheckpointError: on all ranks, when one has failed, or their paths name several steps.
         """
         if self._key is None:
             assert number is not None
-            return list(pieces), number
+            return list(pieces), number if fixed is not None else number.above(held)
         alike = {p.name: p.bytes for p in pieces if p.tensor is None or tuple(p.tensor.shape) == p.shape}
-        names, number = self._share(alike, number, fixed)
+        names, number = self._share(alike, number, fixed, held)
         mine = set(names)
         return [p for p in pieces if p.name not in alike or p.name in mine], number
 
-    def _share(self, alike: dict[str, int], number: Number | None, fixed: int | None) -> tuple[list[str], Number]:
+    def _share(
+        self, alike: dict[str, int], number: Number | None, fixed: int | None, held: int
+    ) -> tuple[list[str], Number]:
         global _last
         names = json.dumps(alike, sort_keys=True)
         digest = hashlib.blake2b(names.encode(), digest_size=16).hexdigest()
-        said = {"digest": digest, "number": None if number is None else str(number), "fixed": fixed}
+        said = {"digest": digest, "number": None if number is None else str(number), "fixed": fixed, "held": held}
         self._set("digest", json.dumps(said))
-        ranks = [json.loads(text) for text in self._get("digest")]
+        self._dealt = True
+        ranks = [json.loads(text) for text in notices.of_all(f"{self._key}/digest")]
         for rank, found in enumerate(ranks):
             if "error" in found:
-                raise CheckpointError(f"rank {rank} could not copy its state: {found['error']}")
+                raise _uncopied(rank, found["error"])
         require_same({r["fixed"] for r in ranks})
         agreed = Number.parse(ranks[0]["number"])
+        if fixed is None:
+            agreed = agreed.above(max(r["held"] for r in ranks))
         together = hashlib.blake2b("".join(r["digest"] for r in ranks).encode(), digest_size=16).hexdigest()
         if _last is None or _last[0] != together:
             self._set("names", names)
-            held = [json.loads(text) for text in self._get("names")]
-            _last = (together, deal(held)[_rank()])
+            _last = (
+                together,
+                deal([json.loads(text) for text in notices.of_all(f"{self._key}/names")])[dist.get_rank()],
+            )
         return _last[1], agreed
 
+    def copied(self) -> None:
+        """Reports to all ranks that this one has copied its state."""
+        if self._key is not None:
+            self._set("copied", "")
+
+    def await_copies(self) -> None:
+        """Waits until all ranks have copied their state. Only then does any of them begin DCP's
+        collectives: those of a rank that has failed would never begin.
+
+        Raises:
+            CheckpointError: on those ranks, when one has failed.
+        """
+        if self._key is None:
+            return
+        for rank in range(dist.get_world_size()):
+            # It may itself wait for a slot of memory.
+            wrong = notices.wait(f"{self._key}/copied/{rank}", 2 * PATIENCE)
+            if wrong is None:
+                raise CheckpointError(f"rank {rank} has not copied its state within two hours")
+            if wrong:
+                raise _uncopied(rank, wrong)
+
     def _set(self, what: str, text: str) -> None:
-        _store().set(f"{self._key}/{what}/{_rank()}", text)
+        notices.put(f"{self._key}/{what}/{dist.get_rank()}", text)
 
-    def _get(self, what: str) -> list[bytes]:
-        import torch.distributed as dist
 
-        return [_store().get(f"{self._key}/{what}/{r}") for r in range(dist.get_world_size())]
+def _uncopied(rank: int, why: str) -> CheckpointError:
+    return CheckpointError(f"rank {rank} could not copy its state: {why}")
+
+
+def tell_held(step: int) -> None:
+    """Tells the highest number in this rank's memory, before its plan reaches rank 0."""
+    if in_group():
+        notices.put(f"{_HELD}/{dist.get_rank()}", str(step))
+
+
+def held_by_all() -> int:
+    """Returns the highest number in the memory of any rank, once all plans have reached rank 0."""
+    return max(map(int, notices.of_all(_HELD))) if in_group() else 0
 
 
 def announce(number: Number) -> None:
     """Sets the number of the save that all ranks plan, on rank 0, before they receive their plans:
     by then, each finds it, whatever failed on it in earlier saves."""
     if in_group():
-        _store().set(_NUMBER, str(number))
+        notices.put(_NUMBER, str(number))
 
 
 def announced() -> Number:
     """Returns the number of the save whose plan this rank has received."""
-    return Number.parse(_store().get(_NUMBER).decode())
-
-
-def _store() -> Any:
-    import torch.distributed as dist
-
-    return dist.distributed_c10d._get_default_store()
-
-
-def _rank() -> int:
-    import torch.distributed as dist
-
-    return int(dist.get_rank())
+    return Number.parse(notices.get(_NUMBER))

@@ -7,8 +7,8 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from .. import worker as _worker
 from .._internal import (
-    Agent,
     AgentError,
     Arena,
     CheckpointError,
@@ -33,6 +32,7 @@ from ..slots import Snapshot, described
 from ..state import Item
 from ..tiers import USER, Keep, TierOptions
 from ..worker import in_group
+from . import notices
 
 #: Everything stays: checkpoints made through DCP are the user's.
 _KEEP = Keep(2**31 - 1, None, True)
@@ -40,6 +40,8 @@ _KEEP = Keep(2**31 - 1, None, True)
 PATIENCE = 3600.0
 #: Seconds until a published checkpoint is listed on every node: file systems cache directories.
 LISTED = 90.0
+#: How an agent's own answers do not begin.
+_UNANSWERED = "the agent of this node does not answer"
 #: Distinguishes slots of this module from those of a CheckpointManager.
 _KIND = "/dcp"
 
@@ -59,6 +61,10 @@ class Number:
 
     def __str__(self) -> str:
         return f"{self.step} {self.epoch}"
+
+    def above(self, held: int) -> Number:
+        """Returns this number, or a higher one if this one is ``held`` or lower."""
+        return Number(max(self.step, held + 1), self.epoch)
 
     @staticmethod
     def parse(text: str) -> Number:
@@ -89,6 +95,19 @@ def require_same(steps: set[int | None]) -> None:
         raise CheckpointError(f"ranks save to different paths ({named}); give the same path on all ranks")
 
 
+@dataclass
+class _Pending:
+    """A step in memory that is not known to be durable or failed yet."""
+
+    store: AgentStore
+    #: Checkpoints of this rank that the agent had failed to make durable before.
+    failed: int
+    #: Returns whether its save has ended in this process, with or without success.
+    is_over: Callable[[], bool] = lambda: False
+    #: When a newer step was first seen to be durable.
+    overtaken: float | None = None
+
+
 class AgentStore:
     """Saves to slots, which the agent writes and publishes.
 
@@ -102,8 +121,7 @@ class AgentStore:
     #: Where the agent publishes.
     _destination: Directory | None = None
     _turns = threading.RLock()
-    #: Steps in memory that are not known to be durable or failed yet.
-    _under_way: ClassVar[dict[int, AgentStore]] = {}
+    _under_way: ClassVar[dict[int, _Pending]] = {}
     #: Why steps that ended before their own save asked have failed; ``None``: they are durable.
     _ended: ClassVar[dict[int, str | None]] = {}
 
@@ -112,6 +130,7 @@ class AgentStore:
         root.prepare()
         #: The newest checkpoint there when this process first saved to it.
         self._found: int | None = None
+        self._held: int | None = None
         worker = _worker.current()
         if worker.managed:
             raise CheckpointError(
@@ -135,9 +154,9 @@ class AgentStore:
 
     def _settle(self) -> None:
         # The agent publishes in order of steps.
-        for step, store in sorted(AgentStore._under_way.items()):
+        for step, pending in sorted(AgentStore._under_way.items(), key=lambda item: item[0]):
             # Its own save reports the result.
-            AgentStore._ended[step] = store._end(step)
+            AgentStore._ended[step] = pending.store._end(step)
 
     def _direct(self) -> None:
         """Sets the directory that the agent publishes in."""
@@ -159,17 +178,28 @@ class AgentStore:
             raise CheckpointError(str(e)) from e
         worker.agent.replicate(self.root.run + _KIND, 0, 0, False)
 
+    def held(self) -> int:
+        """Returns the highest number of this directory that an earlier life of this process has left
+        in memory, whatever rank it had; 0 for none. The agent still writes it, so no other checkpoint
+        may get it."""
+        with self.turn():
+            if self._held is None:
+                paths = _slots()
+                arena = Arena(paths, self.root.run + _KIND, *place(), 0, True) if paths else None
+                self._held = max([0, *(step for step, _ in arena.held())]) if arena else 0
+            return self._held
+
     def draw(self, fixed: int | None) -> Number:
         """Returns the number of the next checkpoint, higher than all that this process has used. On
         rank 0."""
-        with AgentStore._turns:
+        # First, the directory becomes this job's: no other one publishes there any more.
+        with self.turn():
             newest = AgentStore.newest
             if fixed is not None and fixed <= newest:
                 raise CheckpointError(
                     f"{self.root}/step-{fixed} after step {newest}: give numbers that rise, or a directory that has none in its name"
                 )
             if fixed is None and self._found is None:
-                # Later, only this job publishes here: it has claimed the directory.
                 self._found = _newest(self.root)
             step = fixed if fixed is not None else max(self._found or 0, newest) + 1
             AgentStore.newest = step
@@ -186,6 +216,8 @@ class AgentStore:
         """Waits until the state is in memory, from where the agent writes it. Called within
         :meth:`turn`."""
         assert self._tier is not None
+        board = _worker.current().board
+        failure = board.persist_failure(0) if board is not None else None
         until = time.monotonic() + PATIENCE
         while not self._tier.capture(Snapshot(step, items, USER)):
             if time.monotonic() > until:
@@ -193,7 +225,7 @@ class AgentStore:
                     f"no slot became free for step {step} within an hour: storage does not take what was saved before"
                 )
             time.sleep(0.01)
-        AgentStore._under_way[step] = self
+        AgentStore._under_way[step] = _Pending(self, failure.count if failure is not None else 0)
         self._tier.wait()
         try:
             self._arrivals.raise_lost()
@@ -201,47 +233,109 @@ class AgentStore:
             AgentStore._under_way.pop(step, None)
             raise
 
-    def write(self, step: int, room: None) -> str | None:
-        """Waits until all ranks' shards are on storage and published."""
+    def follow(self, step: int, is_over: Callable[[], bool]) -> None:
+        """Watches a step whose save has begun. Rank 0 waits for it, and is told of what fails here."""
+        pending = AgentStore._under_way.get(step)
+        if pending is None:
+            return
+        pending.is_over = is_over
+        if in_group() and dist.get_rank() != 0:
+            threading.Thread(target=self._watch, args=(step, dist.get_rank()), name="everstep-dcp").start()
+
+    def _watch(self, step: int, rank: int) -> None:
+        pending = AgentStore._under_way.get(step)
+        why = self._end(step)
+        if why is not None and pending is not None and not pending.is_over():
+            # The process group may be gone by now.
+            with suppress(Exception):
+                notices.put(_lost(step), f"rank {rank}: {why}")
+
+    def write(self, step: int, room: None) -> None:
+        """Does nothing: the agent writes it. What fails from here on is known to rank 0, which
+        waits for all."""
+
+    def _end(self, step: int) -> str | None:
+        """Waits for the end of a step. Returns ``None`` if it is durable, else why it is not."""
+        pending = AgentStore._under_way.get(step)
+        is_known, why, pause = pending is None, None, notices.LOOK
+        while not is_known and step not in AgentStore._ended:
+            assert pending is not None
+            was_over = pending.is_over()
+            is_known, why = self._look(step, pending)
+            if not is_known and was_over:
+                is_known, why = True, f"step {step} was not saved by all ranks"
+            if not is_known:
+                time.sleep(pause)
+                pause = notices.longer(pause)
+        AgentStore._under_way.pop(step, None)
+        return AgentStore._ended.get(step, why)
+
+    def _look(self, step: int, pending: _Pending) -> tuple[bool, str | None]:
+        """Returns whether the end of a step is known, and why it has failed, if it has."""
+        board = _worker.current().board
+        if board is None:
+            return True, f"step {step} is left to the agent: this process is not the rank any more"
+        durable = board.durable
+        if durable == step:
+            return True, None
+        failure = board.persist_failure(pending.failed)
+        if failure is not None:
+            if failure.step == step:
+                return True, failure.why
+            # The board has only the last failure.
+            missed, pending.failed = failure.count - pending.failed > 1, failure.count
+            if missed and (why := self._refusal(step)):
+                return True, why
+        if in_group() and (why := notices.find(_lost(step))):
+            return True, why
+        return self._overtaken(step, pending) if durable > step else (False, None)
+
+    @staticmethod
+    def _refusal(step: int) -> str | None:
+        """Returns why the agent knows a step to have failed, if it does."""
+        agent = _worker.current().agent
+        try:
+            if agent is not None:
+                agent.await_durable(step, 1.0)
+        except AgentError as e:
+            return None if str(e).startswith(_UNANSWERED) else str(e)
+        return None
+
+    def _overtaken(self, step: int, pending: _Pending) -> tuple[bool, str | None]:
+        """Looks for a step in the directory: a newer one is durable, and this one may have
+        failed."""
+        try:
+            if self.root.has(step):
+                return True, None
+        except CheckpointError as e:
+            return True, str(e)
+        if pending.overtaken is None:
+            pending.overtaken = time.monotonic()
+        if time.monotonic() - pending.overtaken > LISTED:
+            return True, f"step {step} did not become durable in {self.root}; a newer one did"
+        time.sleep(0.2)
+        return False, None
+
+    def publish(self, step: int, written: list[str | None], *, fixed: bool) -> None:
+        """Waits until the agent has published all ranks' shards. Where a rank has none, this is not
+        called: nobody waits for what cannot become complete."""
         why = self._end(step)
         AgentStore._ended.pop(step, None)
         if why is not None:
             raise CheckpointError(why)
-        return None
 
-    def _end(self, step: int) -> str | None:
-        """Waits for the end of a step. Returns ``None`` if it is durable, else why it is not."""
-        why = None
-        if step not in AgentStore._ended:
-            try:
-                # A connection of its own, because the training thread may save again meanwhile.
-                world = _worker.world()
-                Agent(os.environ["EVERSTEP_SOCKET"], world.generation, world.rank, world.local_rank).await_durable(
-                    step, None
-                )
-                why = self._missing(step)
-            except AgentError as e:
-                why = str(e)
-        AgentStore._under_way.pop(step, None)
-        return AgentStore._ended.get(step, why)
 
-    def _missing(self, step: int) -> str | None:
-        """Checks that this very step is durable: the agent answers for all steps up to the newest
-        durable one, so if there are newer ones, this one may have failed."""
-        until = time.monotonic() + LISTED
-        while AgentStore.newest > step and step not in AgentStore._ended:
-            try:
-                if self.root.has(step):
-                    break
-            except CheckpointError as e:
-                return str(e)
-            if time.monotonic() > until:
-                return f"step {step} did not become durable in {self.root}; a newer one did"
-            time.sleep(0.2)
-        return None
+def _lost(step: int) -> str:
+    """Returns where ranks tell that a step will not become durable."""
+    return f"lost/{step}"
 
-    def publish(self, step: int, written: list[str | None], *, fixed: bool) -> None:
-        """Does nothing: the agent has published it."""
+
+def _slots() -> list[str]:
+    """Returns the slots that are in memory for this rank, or on disk in place of memory."""
+    board = Path(os.environ.get("EVERSTEP_BOARD", ""))
+    spill = os.environ.get("EVERSTEP_SPILL", "")
+    places = [board.parent, *([Path(spill)] if spill else [])]
+    return [str(path) for at in places for path in at.glob(f"{board.name.removesuffix('board')}slot-*")]
 
 
 @dataclass
@@ -273,6 +367,10 @@ class PlainStore:
             step = fixed if fixed is not None else max(drawn, _newest(self.root)) + 1
             _drawn[run] = max(drawn, step)
         return Number(step, self._epoch)
+
+    def held(self) -> int:
+        """Returns 0: nothing in memory outlives the process."""
+        return 0
 
     def _claimed(self, epoch: int) -> int:
         self._epoch = epoch
@@ -311,6 +409,9 @@ class PlainStore:
         finally:
             # The mapping keeps the file alive.
             shutil.rmtree(scratch, ignore_errors=True)
+
+    def follow(self, step: int, is_over: Callable[[], bool]) -> None:
+        """Does nothing: nobody waits for a save of another rank."""
 
     def write(self, step: int, room: Room) -> str:
         """Writes this rank's shard."""

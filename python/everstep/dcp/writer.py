@@ -25,7 +25,7 @@ from .. import worker as _worker
 from .._internal import CheckpointError
 from ..directory import Directory
 from ..worker import in_group
-from . import shares
+from . import shares, turns
 from .pieces import Piece, items, of_object
 from .stores import AgentStore, Number, PlainStore, place
 
@@ -38,25 +38,6 @@ STAYS = (
 )
 #: Why a save cannot change its directory.
 ELSEWHERE = "async_save has copied the state for another directory already: give checkpoint_id to the Writer instead"
-
-
-#: The thread of the latest save.
-_latest: threading.Thread | None = None
-
-
-def _begin_after() -> threading.Thread | None:
-    """Makes the save of this thread the latest one. Returns the thread of the one before."""
-    global _latest
-    before, _latest = _latest, threading.current_thread()
-    return before
-
-
-def _end(before: threading.Thread | None) -> None:
-    """Waits until DCP's own collectives of the previous save are complete: two saves on one process
-    group would interleave them in another order on each rank. What was staged is written
-    meanwhile."""
-    if before is not None and before is not threading.current_thread() and before is not threading.main_thread():
-        before.join()
 
 
 def _decides() -> bool:
@@ -115,6 +96,8 @@ class _Save:
     where: tuple[Directory, int | None]
     #: The memory with the copy, if this process writes it.
     room: Any
+    #: What other ranks know of the copy, if async_save made it.
+    exchange: shares.Exchange | None = None
 
 
 class _Copied(dict[str, Any]):
@@ -144,13 +127,12 @@ class _Copied(dict[str, Any]):
 _copied: _Handover | None = None
 
 
-def _arguments() -> Mapping[str, Any]:
-    """Returns the arguments of the async_save that calls, which DCP does not pass to a stager; none
-    where something else calls. What cannot be saved as asked must not be copied: an agent publishes
-    what it has."""
+def _arguments(function: str) -> Mapping[str, Any]:
+    """Returns the arguments of DCP's ``async_save`` or ``save`` that calls, which DCP does not pass
+    on; none where something else calls."""
     frame = inspect.currentframe()
     while frame is not None:
-        if frame.f_code.co_name == "async_save" and frame.f_globals.get("__name__") == state_dict_saver.__name__:
+        if frame.f_code.co_name == function and frame.f_globals.get("__name__") == state_dict_saver.__name__:
             return frame.f_locals
         frame = frame.f_back
     return {}
@@ -167,6 +149,20 @@ def _require_default(planner: SavePlanner | None) -> None:
         raise CheckpointError(
             f"async_save copies the state without a planner, so everstep cannot use this {type(planner).__name__}; "
             "call dcp.save with it, or leave planner out"
+        )
+
+
+def _require_places(pieces: list[Piece], mappings: Mapping[str, Any], planner: SavePlanner) -> None:
+    """Refuses values without a place in the state: no Reader would take the checkpoint.
+
+    Raises:
+        CheckpointError: naming the first one.
+    """
+    unknown = next((p.fqn for p in pieces if mappings and p.fqn not in mappings), None)
+    if unknown is not None:
+        raise CheckpointError(
+            f"{type(planner).__name__} saves {unknown}, and its mappings name no place for that in the state; add it "
+            "to them where the planner renames or adds items, or create it with flatten_state_dict=False"
         )
 
 
@@ -187,7 +183,7 @@ class Writer(dcp.StorageWriter, AsyncStager):
 
     ``path`` is a directory of checkpoints, in which each save creates the next one (``step-1``,
     ``step-2``, …); or one of them (``out/step-500``), which is then created. Nothing that was saved
-    is removed. A ``checkpoint_id`` given to DCP replaces it.
+    is removed. A ``checkpoint_id`` given to DCP takes its place for that save.
 
     Under ``everstep run``, a save is complete for :func:`async_save` once it is in shared memory of
     this node: its agent writes and publishes it, with or without this process. Elsewhere, DCP's
@@ -215,7 +211,8 @@ class Writer(dcp.StorageWriter, AsyncStager):
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Copies this rank's state, which may change as soon as this returns."""
         global _copied
-        self._require_possible(_arguments())
+        # What cannot be saved as asked must not be copied: an agent publishes what it has.
+        self._require_possible(_arguments("async_save"))
         exchange = shares.Exchange()
         root, fixed, _ = self._path.located()
         try:
@@ -227,12 +224,15 @@ class Writer(dcp.StorageWriter, AsyncStager):
             flat, mappings = flatten_state_dict(state_dict)
             pieces = [piece for fqn, value in flat.items() for piece in of_object(fqn, value)]
             store = self._store(root)
+            held = store.held()
             number = store.draw(fixed) if _decides() else None
+            pieces, number = exchange.deal(pieces, number, fixed, held)
+            save = self._capture(store, number, (root, fixed), pieces, mappings)
         except Exception as e:
             exchange.fail(e)
             raise
-        pieces, number = exchange.deal(pieces, number, fixed)
-        save = self._capture(store, number, (root, fixed), pieces, mappings)
+        exchange.copied()
+        save.exchange = exchange
         _copied = _Handover()
         # DCP plans with it again, for its own records: it reads only shapes.
         return _Copied(state_dict, self, save, _copied)
@@ -252,11 +252,15 @@ class Writer(dcp.StorageWriter, AsyncStager):
             raise CheckpointError(ELSEWHERE)
 
     def _take_over(self, save: _Save, handover: _Handover) -> None:
-        before = _begin_after()
+        turn, before = turns.begin()
         taken = handover.take()
-        _end(before)
+        save.store.follow(save.step, turn.is_over)
+        if before is not None:
+            before.wait()
         if not taken:
             raise CheckpointError(f"the thread of async_save began after {HANDOVER:.0f} s, too late: save again")
+        if save.exchange is not None:
+            save.exchange.await_copies()
         self._here.copied = save
 
     def synchronize_staging(self) -> None:
@@ -266,12 +270,18 @@ class Writer(dcp.StorageWriter, AsyncStager):
         """Does nothing."""
 
     def _store(self, root: Directory) -> AgentStore | PlainStore:
-        here = place()
+        here, ranks = place(), _worker.world().world_size
+        agent = _worker.current().agent
+        if agent is not None and ranks > 1 and not (dist.is_available() and dist.is_initialized()):
+            raise CheckpointError(
+                f"everstep.dcp.Writer saves with all {ranks} ranks of the job, but there is no process group: call "
+                "torch.distributed.init_process_group() before, and save on all ranks"
+            )
         store = self._stores.get((root, here))
         if store is None:
             # An agent writes for the ranks that it has started. Those that a script makes of one of
             # them (mp.spawn) are a world of their own.
-            agent = _worker.current().agent if here[1] == _worker.world().world_size else None
+            agent = agent if here[1] == ranks else None
             store = self._stores[root, here] = PlainStore(root) if agent is None else AgentStore(root)
         return store
 
@@ -295,12 +305,19 @@ class Writer(dcp.StorageWriter, AsyncStager):
         if checkpoint_id:
             self._here.path = _writable(Directory(checkpoint_id))
 
+    def _given(self) -> Directory | None:
+        """Returns the path that was given for the save that calls, if one was. An earlier save may
+        have failed before it used its own."""
+        path: Directory | None = self._here.__dict__.get("path")
+        return path if _arguments("save").get("checkpoint_id", path) else None
+
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Begins a save. One that async_save has copied is taken over already, by the thread that
         calls; any other one waits for all that were copied."""
         save: _Save | None = self._here.__dict__.pop("copied", None)
-        path: Directory | None = self._here.__dict__.pop("path", None)
-        self._here.save = save
+        path = self._given()
+        self._here.__dict__.pop("path", None)
+        self._here.save, self._here.at = save, path or self._path
         if in_group():
             # DCP counts in the group; not all versions pass the rank.
             first = dist.get_rank() == 0
@@ -312,13 +329,15 @@ class Writer(dcp.StorageWriter, AsyncStager):
             return
         if _copied is not None:
             _copied.wait()
-        _end(_begin_after())
-        if path is not None:
-            self._path = path
-        self._here.where = self._path.located()[:2]
+        self._here.turn, before = turns.begin()
+        if before is not None:
+            before.wait()
+        self._here.where = self._here.at.located()[:2]
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Returns DCP's plan."""
+        """Returns DCP's plan, after telling rank 0 which numbers are in use here."""
+        if self._here.save is None:
+            shares.tell_held(self._store(self._here.where[0]).held())
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -327,8 +346,12 @@ class Writer(dcp.StorageWriter, AsyncStager):
         _require_world(not in_group() or len(plans) == dist.get_world_size())
         if self._here.save is None:
             root, fixed = self._here.where
-            self._here.number = self._store(root).draw(fixed)
-            shares.announce(self._here.number)
+            store = self._store(root)
+            number = store.draw(fixed)
+            if fixed is None:
+                number = number.above(max(store.held(), shares.held_by_all()))
+            self._here.number = number
+            shares.announce(number)
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -342,7 +365,9 @@ class Writer(dcp.StorageWriter, AsyncStager):
             number = shares.announced() if in_group() else self._here.number
             pieces = [piece for item in plan.items for piece in self._resolved(item, planner)]
             mappings = getattr(planner, "mappings", None) or {}
+            _require_places(pieces, mappings, planner)
             save = self._here.save = self._capture(self._store(root), number, (root, fixed), pieces, mappings)
+            save.store.follow(save.step, self._here.turn.is_over)
         written = save.store.write(save.step, save.room)
         done: Future[list[WriteResult]] = Future()
         results = [WriteResult(index=item.index, size_in_bytes=0, storage_data=None) for item in plan.items]
@@ -372,11 +397,11 @@ class Writer(dcp.StorageWriter, AsyncStager):
             )
         save.store.publish(save.step, [shard for _, shard in written], fixed=save.where[1] is not None)
         with contextlib.suppress(AttributeError):
-            metadata.storage_meta = self.storage_meta()
+            metadata.storage_meta = StorageMeta(checkpoint_id=str(self._here.at))
 
     def storage_meta(self) -> StorageMeta | None:
         """Returns the location of the checkpoint."""
-        return StorageMeta(checkpoint_id=str(getattr(self._here, "path", self._path)))
+        return StorageMeta(checkpoint_id=str(self._given() or self._path))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | PathLike[str]) -> bool:

@@ -307,7 +307,9 @@ impl Driver {
                     let written = ShardWritten { step, captured, directory, shard };
                     self.crew_event(generation, CrewEvent::ShardWritten(written)).await;
                 }
-                Err(why) if self.runs(generation) && captured == generation => self.not_durable(Some(local_rank), step, &why.to_string()),
+                Err(why) if self.runs(generation) && captured == generation => {
+                    self.not_durable(Some(local_rank), step, &why.to_string());
+                }
                 Err(why) => crate::say!("{why}"),
             },
             Input::Published(generation, step, result) => match result {

@@ -142,8 +142,12 @@ impl Shards {
         let of = self.written.entry((step, captured)).or_insert_with(new);
         of.by_rank.insert(shard.rank, shard);
         let all = of.by_rank.len() == size;
-        let shards = || of.by_rank.values().cloned().collect();
-        all.then(|| Publish { step, captured, directory: of.directory.clone(), shards: shards() })
+        all.then(|| Publish {
+            step,
+            captured,
+            directory: of.directory.clone(),
+            shards: of.by_rank.values().cloned().collect(),
+        })
     }
 
     /// Records that a step was published.

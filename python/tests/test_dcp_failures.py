@@ -1,0 +1,198 @@
+"""Saves through DCP under everstep run that fail on one rank, or are cut off by a restart: nobody waits for ever, and no
+checkpoint holds parts of two saves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import everstep as es
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+_BEGIN = """
+import json, os, signal, sys, time
+import torch, torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import everstep as es
+from everstep.dcp import stores
+dist.init_process_group("gloo")
+rank, out = dist.get_rank(), sys.argv[1]
+restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+store = dist.distributed_c10d._get_default_store()
+
+def state(value):
+    return {f"w{r}": torch.full((9,), float(value)) for r in range(dist.get_world_size())}
+
+def blocked(step):
+    # The directory that the agent writes the step to, without the mark that it waits for: it does not
+    # write before the workers are gone.
+    mark = json.load(open(f"{out}/step-1/everstep-mark.json"))
+    return f"{out}/step-{step}.tmp-{mark['epoch']}.{mark['generation']}"
+
+def error(save, *args, **options):
+    try:
+        future = save(*args, **options)
+        if save is dcp.async_save:
+            future.result()
+    except BaseException as e:
+        return str(e)
+    raise AssertionError("saved")
+"""
+_END = """
+dist.barrier()
+os._exit(0)  # See test_reshard.py.
+"""
+
+
+@pytest.fixture
+def job(everstep, script, tmp_path):
+    """Runs a script on two ranks. Returns what each checkpoint holds."""
+
+    def run(text: str, restarts: int = 0) -> dict[str, float]:
+        options = ["--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
+        ended = everstep("run", *options, script(_BEGIN + text + _END), str(tmp_path / "out"), timeout=120)
+        assert ended.returncode == 0, ended.stderr[-4000:]
+        return _found(tmp_path / "out")
+
+    return run
+
+
+def _found(out: Path) -> dict[str, float]:
+    found = {}
+    for manifest in out.glob("step-*/manifest.json"):
+        if ".tmp" in manifest.parent.name:
+            continue
+        state = {f"w{r}": torch.zeros(9) for r in range(2)}
+        dcp.load(state, storage_reader=es.dcp.Reader(manifest.parent), no_dist=True)
+        (value,) = {x.item() for t in state.values() for x in t}
+        found[manifest.parent.name] = value
+    return found
+
+
+def test_a_rank_that_fails_fails_the_save_of_all(job):
+    found = job("""
+class Fails(dcp.DefaultSavePlanner):
+    def __init__(self, where):
+        super().__init__()
+        self.where = where
+    def finish_plan(self, plan):
+        if self.where == "finish":
+            raise OSError("gone")
+        return super().finish_plan(plan)
+    def resolve_data(self, item):
+        if self.where == "data":
+            raise OSError("gone")
+        return super().resolve_data(item)
+
+writer = es.dcp.Writer(out)
+for n, (failing, where) in enumerate([(0, "data"), (1, "data"), (0, "finish"), (1, "finish")], 1):
+    wrong = error(dcp.save, state(-n), storage_writer=writer, planner=Fails(where if rank == failing else ""))
+    assert "gone" in wrong, wrong
+    dcp.save(state(n), storage_writer=writer)
+
+capture = stores.AgentStore.capture
+
+def fails(self, step, items):
+    raise OSError("no memory")
+
+for n, failing in ((5, 0), (6, 1)):
+    if rank == failing:
+        stores.AgentStore.capture = fails
+    wrong = error(dcp.async_save, state(-n), storage_writer=writer)
+    assert "no memory" in wrong, wrong
+    stores.AgentStore.capture = capture
+    dcp.async_save(state(n), storage_writer=writer).result()
+# Nothing that has failed holds up the change to another directory.
+dcp.save(state(7), storage_writer=es.dcp.Writer(out + "/other"))
+""")
+    assert sorted(found.values()) == [1, 2, 3, 4, 5, 6], found
+
+
+_CUT_OFF = """
+writer = es.dcp.Writer(out)
+if restarts == 0:
+    dcp.save(state(1), storage_writer=writer)
+    if rank == 0:
+        os.mkdir(blocked(STEP))
+    else:
+        def dies(self, step, items):
+            store.get("captured")
+            os.kill(os.getpid(), signal.SIGKILL)
+        stores.AgentStore.capture = dies
+    dcp.async_save(state(-1), storage_writer=WRITER)
+    store.set("captured", "")
+    time.sleep(60)
+if rank == 0:
+    os.rmdir(blocked(STEP))
+dist.barrier()
+back = state(0)
+dcp.load(back, storage_reader=es.dcp.Reader(out))
+assert back["w0"][0] == back["w1"][0] == 1
+"""
+
+
+@pytest.mark.parametrize("kind", ["save", "async_save"])
+def test_a_number_that_a_rank_still_has_in_memory_is_not_used_again(job, kind):
+    text = _CUT_OFF.replace("WRITER", "writer").replace("STEP", "2")
+    found = job(
+        f"{text}\nsaved = dcp.{kind}(state(2), storage_writer=writer)\nif '{kind}' != 'save': saved.result()", 1
+    )
+    assert found == {"step-1": 1, "step-3": 2}
+
+
+def test_a_number_that_is_given_again_is_of_the_new_save_alone(job):
+    """The user names the same step again, of which rank 0 still has the old part in memory."""
+    text = _CUT_OFF.replace("WRITER", "es.dcp.Writer(f'{out}/step-5')").replace("STEP", "5")
+    found = job(
+        f"{text}\nfor n in (2, 3): dcp.save(state(n), storage_writer=es.dcp.Writer(f'{{out}}/step-{{n + 3}}'))", 1
+    )
+    assert found == {"step-1": 1, "step-5": 2, "step-6": 3}
+
+
+def test_what_all_ranks_had_in_memory_is_kept_beside_what_they_save_after_a_restart(job):
+    found = job(
+        """
+writer = es.dcp.Writer(out)
+if restarts == 0:
+    dcp.save(state(1), storage_writer=writer)
+    if rank == 0:
+        os.mkdir(blocked(2))
+    dcp.async_save(state(100), storage_writer=writer)
+    store.set(f"captured/{rank}", "")
+    store.get(f"captured/{1 - rank}")
+    os.kill(os.getpid(), signal.SIGKILL)
+if rank == 0:
+    os.rmdir(blocked(2))
+dist.barrier()
+dcp.async_save(state(2), storage_writer=writer).result()
+""",
+        1,
+    )
+    assert found == {"step-1": 1, "step-2": 100, "step-3": 2}
+
+
+def test_several_ranks_without_a_process_group_are_told(everstep, script, tmp_path):
+    text = """
+import os, sys
+import torch
+import torch.distributed.checkpoint as dcp
+import everstep as es
+
+for save in (dcp.save, dcp.async_save):
+    if os.environ["RANK"] == "0":
+        try:
+            future = save({"w": torch.ones(9)}, storage_writer=es.dcp.Writer(sys.argv[1]))
+            save is dcp.save or future.result()
+        except BaseException as e:
+            assert "there is no process group" in str(e), e
+        else:
+            raise AssertionError("saved")
+"""
+    options = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "0"]
+    ended = everstep("run", *options, script(text), str(tmp_path / "out"), timeout=120)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    assert _found(tmp_path / "out") == {}
