@@ -132,6 +132,34 @@ def test_a_batch_that_was_only_looked_at_stays_in_the_epoch(options):
     assert sampler.finished == {0: epoch_hash(100, seed=3, epoch=0)}
 
 
+@every_loader
+def test_a_look_inside_a_loop_does_not_move_it(options):
+    sampler = _sampler()
+    loader, found = _loader(sampler, **options), []
+    other = _loader(sampler, batch_size=4)
+    for i, batch in enumerate(loader):
+        found += batch.reshape(-1).tolist()
+        if i == 1:
+            next(iter(other))
+        if i == 3:
+            assert _at(sampler.state_dict()) == len(found)
+            again = _sampler(sampler.state_dict())
+            rest = _numbers(_loader(again, **options))
+            assert sorted(found + rest) == list(range(100))
+    assert sorted(found) == list(range(100)) and sampler.epoch == 1
+    assert sampler.finished == {0: epoch_hash(100, seed=3, epoch=0)}
+
+
+def test_a_look_on_all_ranks_and_a_question_on_one_leave_them_at_one_position():
+    ranks = [_sampler(num_replicas=2, rank=r) for r in range(2)]
+    loaders = [_loader(s, batch_size=10) for s in ranks]
+    for loader in loaders:
+        next(iter(loader))
+    assert ranks[0].epoch == 0 and ranks[0].finished == {}
+    found = [n for loader in loaders for n in _numbers(loader)]
+    assert sorted(found) == list(range(100)) and ranks[0].state_dict() == ranks[1].state_dict()
+
+
 def test_loaders_of_different_batches_take_turns():
     sampler = _sampler()
     found = _numbers(_loader(sampler, batch_size=8), 5)

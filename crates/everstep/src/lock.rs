@@ -99,7 +99,8 @@ pub fn take_directory(directory: &Directory) -> io::Result<bool> {
 /// # Errors
 /// Those of the file system; `NotFound` if there is no such lock.
 pub fn take_existing(directory: &Directory, name: &str) -> io::Result<Option<File>> {
-    let file = directory.file(name, OFlags::RDONLY)?;
+    // NFS grants exclusive locks only on files that are open for writing.
+    let file = directory.file(name, OFlags::RDWR)?;
     Ok(held_or(flock(&file, FlockOperation::NonBlockingLockExclusive))?.then_some(file))
 }
 

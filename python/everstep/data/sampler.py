@@ -64,7 +64,10 @@ class ElasticDistributedSampler(Sampler[int]):
         self.tagged = False
         self._cursor = Cursor(len(dataset), seed=seed, shuffle=shuffle, fingerprint=fingerprint)
         self._loop_epoch: int | None = None
-        self._pass: _Pass | None = None
+        #: The loop that was last given a batch. Its ``life`` is that of the sampler: loops that began
+        #: before another epoch or a state was set count no more.
+        self.current: _Pass | None = None
+        self.life = 0
         #: Samples that a step of all ranks takes; 0 before the first one.
         self._round = 0
 
@@ -78,13 +81,13 @@ class ElasticDistributedSampler(Sampler[int]):
     @property
     def epoch(self) -> int:
         """The epoch of the next committed sample."""
-        self._commit()
+        self._begin()
         return self._cursor.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next loop over the loader. A finished epoch will yield nothing."""
         self._begin()
-        self._pass = None
+        self._forget()
         behind = epoch * self._cursor.samples - self._cursor.at
         # A remainder of up to one round flows into the next epoch; more means that the loop was
         # left early.
@@ -108,14 +111,14 @@ class ElasticDistributedSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         self._begin()
         if self._plan is not None:
-            self._pass = None
+            self._forget()
             return self._planned(self._plan, self._cursor.at)
-        self._pass = _Pass(self._cursor.at, len(self), self.num_replicas)
-        self._pass.find_loader(sys._getframe(1), self)
+        self.current = _Pass(self, self._cursor.at, len(self))
+        self.current.find_loader(sys._getframe(1), self)
         # A loop without samples leaves no remainder: one of an earlier loop is still to be used.
-        if self._pass.length:
-            self._round = self.num_replicas * max(self._pass.batch, 1)
-        return self._strided(self._pass)
+        if self.current.length:
+            self._round = self.num_replicas * max(self.current.batch, 1)
+        return self._strided(self.current)
 
     def _strided(self, this: _Pass) -> Iterator[int]:
         first = this.start + self.rank
@@ -143,6 +146,7 @@ class ElasticDistributedSampler(Sampler[int]):
     def follow(self, plan: BatchPlan) -> None:
         """Yields this rank's part of each global batch from the next loop on, endlessly."""
         self._commit()
+        self._forget()
         self._plan, self._round = plan, plan.global_batch_size
 
     def _planned(self, plan: BatchPlan, at: int) -> Iterator[int]:
@@ -160,21 +164,25 @@ class ElasticDistributedSampler(Sampler[int]):
     def _commit(self) -> None:
         """Counts batches that loops have been given as used; those that were only fetched do not
         count."""
-        if self._pass is not None:
-            self._pass.committed = True
-            self._cursor.advance(self._pass.position())
+        if self.current is not None:
+            self.current.committed = self.current.handed
+            self._cursor.advance(self.current.position())
+
+    def _forget(self) -> None:
+        self.current, self.life = None, self.life + 1
 
     def _begin(self) -> None:
         """Counts what earlier loops have used, before the next one. A single batch that was only
-        looked at (``next(iter(loader))``) stays in the epoch, as with torch's own sampler."""
-        if self._pass is not None and not self._pass.is_look():
+        looked at (``next(iter(loader))``) stays in the epoch, as with torch's own sampler, unless a
+        state was asked for meanwhile."""
+        if self.current is not None and not self.current.is_look():
             self._commit()
 
     @property
     def finished(self) -> dict[int, str]:
         """Hash of each finished epoch; equals :func:`epoch_hash` when every sample was used exactly
         once."""
-        self._commit()
+        self._begin()
         return dict(self._cursor.finished)
 
     def state_dict(self) -> dict[str, Any]:
@@ -189,7 +197,7 @@ class ElasticDistributedSampler(Sampler[int]):
         Raises:
             CheckpointError: the state is of another dataset, seed or order.
         """
-        self._pass = None
+        self._forget()
         self._cursor.load_state_dict(state_dict)
         # A state without the round is of an earlier version: up to a whole epoch is used then, not
         # skipped.
@@ -236,7 +244,7 @@ def _count_batches() -> None:
                 one.ended = True
             raise
         for one in vars(iterator).get(_PASSES, ()):
-            one.handed += 1
+            one.hand_out()
         return batch
 
     base.__next__ = next_batch
@@ -249,13 +257,14 @@ _PASSES = "_everstep_passes"
 class _Pass:
     """One loop: where it began, and how much of it was handed out."""
 
-    def __init__(self, start: int, length: int, ranks: int) -> None:
-        self.start, self.length, self._ranks = start, length, ranks
+    def __init__(self, sampler: ElasticDistributedSampler, start: int, length: int) -> None:
+        self._sampler, self.life = weakref.ref(sampler), sampler.life
+        self.start, self.length, self._ranks = start, length, sampler.num_replicas
         #: Samples per batch, and batches handed out; samples drawn, if no loader makes batches.
         self.batch, self.handed, self.drawn = 0, 0, 0
         self._loader = False
-        #: The loop had everything; the position is part of a state that was asked for.
-        self.ended = self.committed = False
+        #: The loop had everything. Batches that are part of a state that was asked for.
+        self.ended, self.committed = False, 0
 
     def find_loader(self, frame: Any, sampler: Sampler[int]) -> None:
         """Finds the data loader that iterates, if any, and counts the batches that it hands out
@@ -272,14 +281,23 @@ class _Pass:
                 if not self.batch:
                     self.batch = _batch_of(getattr(owner, "_index_sampler", None), sampler)
                 self._loader = True
-                # Weak, because only the newest pass of a sampler counts.
-                vars(owner).setdefault(_PASSES, weakref.WeakSet()).add(self)
+                # With persistent workers, the iterator is that of an earlier pass, too.
+                others = [p for p in vars(owner).get(_PASSES, ()) if p._sampler() is not sampler]
+                vars(owner)[_PASSES] = weakref.WeakSet([*others, self])
                 return
             frame = frame.f_back
 
+    def hand_out(self) -> None:
+        """Counts a batch. A loop goes on after another one over the same sampler has begun."""
+        self.handed += 1
+        sampler = self._sampler()
+        if sampler is not None and sampler.life == self.life:
+            sampler.current = self
+
     def is_look(self) -> bool:
         """Returns whether this may have been a look at the first batch only."""
-        return self._loader and self.handed == 1 and not (self.ended or self.committed)
+        more = self.ended or self.committed or self.batch >= self.length
+        return self._loader and self.handed == 1 and not more
 
     def position(self) -> int:
         """Returns the number of global samples committed."""

@@ -7,6 +7,8 @@
 //! have them mapped, and the next generation gets new ones.
 
 use super::{Driver, listen};
+use crate::lock;
+use everstep_wire::private::{Directory, Root};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -17,6 +19,8 @@ pub(super) struct MemoryWatch {
     /// The directory was missing at the previous look. Whoever removes it may not be done yet, so
     /// it is restored at the next one.
     missed: bool,
+    /// The directory that was created again, locked as the first one was (`cli/run`).
+    _lock: Option<Directory>,
     /// Why the directory could not be created again, so that it is reported only once.
     trouble: Option<String>,
 }
@@ -27,7 +31,14 @@ fn identity(directory: &Path) -> Option<(u64, u64)> {
 
 impl MemoryWatch {
     pub fn of(directory: &Path) -> Self {
-        MemoryWatch { identity: identity(directory), missed: false, trouble: None }
+        MemoryWatch { identity: identity(directory), ..MemoryWatch::default() }
+    }
+
+    /// The same for a directory that was created again.
+    fn of_new(directory: &Path) -> Self {
+        let lock = Directory::existing(directory, Root::Named).ok();
+        let lock = lock.filter(|of| lock::take_directory(of).unwrap_or(false));
+        MemoryWatch { _lock: lock, ..MemoryWatch::of(directory) }
     }
 }
 
@@ -45,7 +56,7 @@ impl Driver {
         let directory = self.template.memory.display();
         match listen::to_workers(&self.template, &self.inbox) {
             Ok(()) => {
-                self.memory = MemoryWatch::of(&self.template.memory);
+                self.memory = MemoryWatch::of_new(&self.template.memory);
                 crate::say!(
                     "{directory} was removed while the job runs (systemd-logind does that at logout, see RemoveIPC in \
                      logind.conf); it is created again, and workers capture their next step there"

@@ -255,6 +255,15 @@ impl Driver {
         Time(u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX))
     }
 
+    /// A shard could not be written. The workers of an earlier generation no longer wait for it.
+    fn not_written(&mut self, local_rank: u32, generation: Generation, captured: Generation, step: Step, why: &str) {
+        if self.runs(generation) && captured == generation {
+            self.not_durable(Some(local_rank), step, why);
+        } else {
+            crate::say!("{why}");
+        }
+    }
+
     async fn input(&mut self, input: Input) {
         match input {
             Input::Connected(lines) if self.silenced.is_some() => self.silenced = Some(lines),
@@ -307,10 +316,7 @@ impl Driver {
                     let written = ShardWritten { step, captured, directory, shard };
                     self.crew_event(generation, CrewEvent::ShardWritten(written)).await;
                 }
-                Err(why) if self.runs(generation) && captured == generation => {
-                    self.not_durable(Some(local_rank), step, &why.to_string());
-                }
-                Err(why) => crate::say!("{why}"),
+                Err(why) => self.not_written(local_rank, generation, captured, step, &why.to_string()),
             },
             Input::Published(generation, step, result) => match result {
                 Ok(()) => self.crew_event(generation, CrewEvent::Published(step)).await,

@@ -8,7 +8,7 @@ use everstep_core::spec::Ladder;
 use everstep_wire::output::{Doctor, FIRST, Leftover, SharedMemory};
 use everstep_wire::private::{Directory, Root};
 use rustix::fs::FileType;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,20 +24,31 @@ pub struct Options {
     json: bool,
 }
 
-/// An arena, and what shows that nobody uses it: locks, held for as long as this value.
+/// An arena that no agent and no guard uses.
 struct Arena {
     job: OsString,
     node: OsString,
     bytes: u64,
-    _locks: (Directory, File),
 }
 
-/// The arenas that no agent and no guard uses.
+/// What is left in shared memory.
 #[derive(Default)]
 struct Leftovers {
     dead: Vec<Arena>,
-    /// Arenas whose jobs cannot be judged from here, and their bytes.
+    /// Arenas whose jobs have no records here, and their bytes.
     unknown: Vec<(OsString, u64)>,
+    /// Arenas whose locks cannot be tried, and why.
+    untried: Vec<String>,
+}
+
+/// Whether an arena is in use.
+enum Use {
+    /// It is not, as long as these locks are held.
+    None { _locks: (Directory, File) },
+    /// It is.
+    Locked,
+    /// Its job has no records in this state directory.
+    Unknown,
 }
 
 /// Returns the directories in `of`, without symbolic links.
@@ -46,28 +57,48 @@ fn directories(of: &Directory) -> Vec<(OsString, Directory)> {
     names.filter_map(|(name, _)| Some((name.clone(), of.below(&name).ok()?))).collect()
 }
 
-/// Finds arenas that are not in use. Shared memory is the same for all of this user's jobs, but
-/// their node locks are in their state directories, which may be others (`EVERSTEP_STATE_DIR`,
-/// another container). So an arena without a node lock here is not judged.
+/// Judges an arena. Shared memory is the same for all of this user's jobs, but their node locks are
+/// in their state directories, which may be others (`EVERSTEP_STATE_DIR`, another container).
+fn in_use(job: &OsStr, node: &OsStr, arena: Directory) -> io::Result<Use> {
+    if !lock::take_directory(&arena)? {
+        return Ok(Use::Locked);
+    }
+    let locks = Directory::existing(&places::job(&job.to_string_lossy()), Root::Named);
+    let node_lock = locks.and_then(|of| lock::take_existing(&of, &format!("node-{}.lock", node.to_string_lossy())));
+    match node_lock {
+        Ok(Some(node_lock)) => Ok(Use::None { _locks: (arena, node_lock) }),
+        Ok(None) => Ok(Use::Locked),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Use::Unknown),
+        Err(e) => Err(e),
+    }
+}
+
 fn leftovers(memory: &Directory) -> Leftovers {
     let mut found = Leftovers::default();
     for (job, nodes) in directories(memory) {
-        let locks = Directory::existing(&places::job(&job.to_string_lossy()), Root::Named);
         for (node, arena) in directories(&nodes) {
-            let name = format!("node-{}.lock", node.to_string_lossy());
             let bytes = arena.bytes_below();
-            let no_locks = |_| io::Error::from(io::ErrorKind::NotFound);
-            let node_lock = locks.as_ref().map_err(no_locks).and_then(|locks| lock::take_existing(locks, &name));
-            match (lock::take_directory(&arena), node_lock) {
-                (Ok(true), Ok(Some(node_lock))) => {
-                    found.dead.push(Arena { job: job.clone(), node, bytes, _locks: (arena, node_lock) });
-                }
-                (Ok(false), _) | (_, Ok(None)) => {}
-                _ => found.unknown.push((job.clone(), bytes)),
+            let path = arena.path().display().to_string();
+            match in_use(&job, &node, arena) {
+                // The locks are released at once: an agent may be starting.
+                Ok(Use::None { .. }) => found.dead.push(Arena { job: job.clone(), node, bytes }),
+                Ok(Use::Locked) => {}
+                Ok(Use::Unknown) => found.unknown.push((job.clone(), bytes)),
+                Err(e) => found.untried.push(format!("{path} is left alone, because its lock cannot be tried: {e}")),
             }
         }
     }
     found
+}
+
+/// Removes an arena, unless it has come into use. Returns whether it was removed.
+fn remove(memory: &Directory, Arena { job, node, .. }: &Arena) -> io::Result<bool> {
+    let nodes = memory.below(job)?;
+    let unused = in_use(job, node, nodes.below(node)?)?;
+    let Use::None { .. } = &unused else { return Ok(false) };
+    nodes.remove_tree(node)?;
+    memory.remove_if_empty(job);
+    Ok(true)
 }
 
 /// Removes sockets that no process listens on.
@@ -86,7 +117,7 @@ fn not_judged(memory: &Path, unknown: &[(OsString, u64)]) -> String {
     jobs.sort();
     jobs.dedup();
     format!(
-        "{} arenas in {} hold {} MiB and are left alone, because their jobs have no records in {}: {}; run everstep doctor with the EVERSTEP_STATE_DIR of these jobs, or remove their directories if they no longer run",
+        "{} arenas in {} hold {} MiB and are left alone, because their jobs have no records in {}: {}; run everstep doctor --clean with the EVERSTEP_STATE_DIR of these jobs, or, if a job no longer runs, remove its directory there",
         unknown.len(),
         memory.display(),
         held >> 20,
@@ -103,7 +134,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
         rustix::fs::statvfs(&root).map_or((0, 0), |s| (s.f_blocks * s.f_frsize, s.f_bavail * s.f_frsize));
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let opened = Directory::existing(&memory, Root::Named).ok();
-    let Leftovers { dead: left, unknown } = opened.as_ref().map(leftovers).unwrap_or_default();
+    let Leftovers { dead: mut left, unknown, untried } = opened.as_ref().map(leftovers).unwrap_or_default();
     let held: u64 = left.iter().map(|l| l.bytes).sum();
     let l = Ladder::from_detect_timeout(Duration::from_secs(2));
     let mut findings = Vec::new();
@@ -122,14 +153,18 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     if !unknown.is_empty() {
         findings.push(not_judged(&memory, &unknown));
     }
+    findings.extend(untried);
     if let Some(opened) = opened.as_ref().filter(|_| o.clean) {
         remove_dead_sockets(opened);
-        for Arena { job, node, .. } in &left {
-            opened.below(job).and_then(|of| of.remove_tree(node)).map_err(|e| {
-                Failure::new(ExitCode::Failed, format!("cannot remove {}: {e}", memory.join(job).join(node).display()))
+        let mut removed = Vec::new();
+        for arena in left {
+            let done = remove(opened, &arena).map_err(|e| {
+                let path = memory.join(&arena.job).join(&arena.node);
+                Failure::new(ExitCode::Failed, format!("cannot remove {}: {e}", path.display()))
             })?;
-            opened.remove_if_empty(job);
+            removed.extend(done.then_some(arena));
         }
+        left = removed;
     }
     if o.json {
         let arena = |l: &Arena| Leftover { path: memory.join(&l.job).join(&l.node).into(), bytes: l.bytes };

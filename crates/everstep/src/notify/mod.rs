@@ -122,13 +122,15 @@ impl Sender {
             if why.is_final() {
                 return Err(format!(
                     "the {route} route of --notify refuses the message about inc-{incident} of job {job}, which is \
-                     not sent there again: {why}; correct the route, and test it with everstep notify FILE"
+                     not sent there again: {why}; correct the route and test it with everstep notify FILE; the next \
+                     coordinator reads the file"
                 ));
             }
             let Some(pause) = attempts.next_pause(began.elapsed()) else {
                 return Err(format!(
                     "the {route} route of --notify has not accepted the message about inc-{incident} of job {job}, \
-                     which is not sent there any more: {why}; test the route with everstep notify FILE"
+                     which is not sent there any more: {why}; test the route with everstep notify FILE; a change to the \
+                     file takes effect with the next coordinator"
                 ));
             };
             crate::say!("{route} was not told of {}: {why}", notice.key);

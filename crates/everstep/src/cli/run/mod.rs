@@ -234,9 +234,9 @@ fn open_logs(o: &Options, meet: &meet::Meet, nanos: u64, streams: Streams) -> Re
     Ok(Streams { logs, kept, no_logs, ..streams })
 }
 
-/// Creates the directory for this node's step boards and arenas. Returns its path.
-/// Returns this node's directory in shared memory, and its handle, whose lock shows that it is in
-/// use to those who know of no other: `everstep doctor` with another state directory.
+/// Creates the directory for this node's step boards and arenas. Returns its path and its handle,
+/// whose lock shows that it is in use to those who know of no other: `everstep doctor` with another
+/// state directory.
 fn open_memory(job: &str, node: &str) -> Result<(PathBuf, Directory), Failure> {
     let memory = places::node_memory(job, node);
     let unusable = |e: std::io::Error| {
