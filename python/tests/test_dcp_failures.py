@@ -10,6 +10,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import everstep as es
+from everstep.dcp import stores
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -112,6 +113,69 @@ dcp.save(state(7), storage_writer=es.dcp.Writer(out + "/other"))
     assert sorted(found.values()) == [1, 2, 3, 4, 5, 6], found
 
 
+def test_a_number_of_a_save_that_has_failed_is_not_used_again(job):
+    """Rank 1 raises it: step 10 is still in its memory. Its agent writes its part of what rank 0 fails to save."""
+    found = job("""
+class Fails(dcp.DefaultSavePlanner):
+    def resolve_data(self, item):
+        if rank == 0:
+            raise OSError("gone")
+        return super().resolve_data(item)
+
+held = stores.AgentStore.held
+stores.AgentStore.held = lambda self: max(held(self), 10 if rank == 1 else 0)
+writer = es.dcp.Writer(out)
+assert "gone" in error(dcp.save, state(-1), storage_writer=writer, planner=Fails())
+dcp.save(state(1), storage_writer=writer)
+named = es.dcp.Writer(f"{out}/step-50")
+assert "gone" in error(dcp.save, state(-2), storage_writer=named, planner=Fails())
+assert "give numbers that rise" in error(dcp.save, state(2), storage_writer=named)
+dcp.async_save(state(3), storage_writer=writer).result()
+""")
+    assert found == {"step-12": 1, "step-51": 3}
+
+
+def test_what_failed_for_one_directory_is_not_saved_to_another(job, tmp_path):
+    """All ranks have it in memory, and the agent has not begun to write it when the directory changes."""
+    job("""
+write = stores.AgentStore.write
+
+def fails(self, step, room):
+    if rank == 0 and step % 2:
+        raise OSError("gone")
+    return write(self, step, room)
+
+stores.AgentStore.write = fails
+for n in range(1, 11):
+    assert "gone" in error(dcp.save, state(-n), storage_writer=es.dcp.Writer(f"{out}/step-{10 * n + 1}"))
+    dcp.save(state(n), storage_writer=es.dcp.Writer(f"{out}/b/step-{10 * n + 2}"))
+""")
+    assert _found(tmp_path / "out" / "b") == {f"step-{10 * n + 2}": n for n in range(1, 11)}
+
+
+def test_what_was_left_for_another_directory_does_not_hold_up_saves(job, tmp_path):
+    job(
+        """
+a, b = es.dcp.Writer(out), es.dcp.Writer(out + "/b")
+if restarts == 0:
+    dcp.save(state(1), storage_writer=a)
+    # As many as there are slots, on both ranks: none of them is written.
+    for step in range(2, 6):
+        if rank == 0:
+            os.mkdir(blocked(step))
+    for step in range(2, 6):
+        dcp.async_save(state(-step), storage_writer=a)
+    store.set(f"captured/{rank}", "")
+    store.get(f"captured/{1 - rank}")
+    os.kill(os.getpid(), signal.SIGKILL)
+stores.PATIENCE = 20
+dcp.save(state(6), storage_writer=b)
+""",
+        1,
+    )
+    assert list(_found(tmp_path / "out" / "b").values()) == [6]
+
+
 _CUT_OFF = """
 writer = es.dcp.Writer(out)
 if restarts == 0:
@@ -196,3 +260,26 @@ for save in (dcp.save, dcp.async_save):
     ended = everstep("run", *options, script(text), str(tmp_path / "out"), timeout=120)
     assert ended.returncode == 0, ended.stderr[-4000:]
     assert _found(tmp_path / "out") == {}
+
+
+def test_a_failure_is_known_to_whoever_asks_while_it_is_noted():
+    class Noted(dict):
+        """Calls as a save of another thread would between any two instructions."""
+
+        def pop(self, step, default=None):
+            found = super().pop(step, default)
+            if found is not None:
+                said.append(store._end(step))
+            return found
+
+    said: list[str | None] = []
+    store = object.__new__(stores.AgentStore)
+    pending = Noted({7: stores._Pending(store, 0)})
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(stores.AgentStore, "_under_way", pending)
+        m.setattr(stores.AgentStore, "_ended", {})
+        m.setattr(stores.AgentStore, "_look", lambda self, step, pending: (True, "gone"))
+        store._settle()
+        with pytest.raises(es.CheckpointError, match="gone"):
+            store.publish(7, [], fixed=False)
+    assert said == ["gone"]

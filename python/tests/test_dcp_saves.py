@@ -90,6 +90,19 @@ def test_a_save_after_an_async_save_that_failed_saves_its_own_state(tmp_path, mo
     assert sorted(_saved(tmp_path).values()) == [2, 3]
 
 
+def test_a_copy_whose_save_failed_is_not_taken_for_that_of_the_next_save(tmp_path):
+    class Full(dcp.DefaultSavePlanner):
+        def set_up_planner(self, *args, **kwargs):
+            raise OSError("no memory for a plan")
+
+    writer = es.dcp.Writer(tmp_path)
+    copied = writer.stage({"w": torch.ones(9)})
+    with pytest.raises(BaseException, match="no memory for a plan"):
+        dcp.save(copied, storage_writer=writer, planner=Full())
+    _save(writer, 2)
+    assert list(_saved(tmp_path).values()) == [2]
+
+
 def test_a_save_right_after_async_save_waits_until_that_has_its_copy(tmp_path, monkeypatch):
     begun = threading.Event()
     wrapper = executor.save_wrapper
@@ -100,15 +113,15 @@ def test_a_save_right_after_async_save_waits_until_that_has_its_copy(tmp_path, m
         time.sleep(0.3)
         return wrapper(*args, **kwargs)
 
-    class Begins(dcp.DefaultSavePlanner):
-        def set_up_planner(self, *args, **kwargs):
-            super().set_up_planner(*args, **kwargs)
+    class Begins(es.dcp.Writer):
+        def storage_meta(self):
             begun.set()
+            return super().storage_meta()
 
     monkeypatch.setattr(executor, "save_wrapper", late)
-    writer = es.dcp.Writer(tmp_path)
+    writer = Begins(tmp_path)
     future = _async(writer, 1)
-    _save(writer, 2, planner=Begins())
+    _save(writer, 2)
     future.result()
     assert _saved(tmp_path) == {"step-1": 1, "step-2": 2}
 
@@ -301,6 +314,110 @@ for n in (7, 8):
     )
     found = _steps(tmp_path, 2)
     assert sorted(found.values()) == list(range(1, 9)), found
+
+
+def test_ranks_whose_copy_nobody_saves_fail_the_save_of_all(tmp_path):
+    """Otherwise, the others would wait for them in DCP's collectives."""
+    _ranks(
+        tmp_path,
+        2,
+        """
+import time
+from everstep.dcp import writer as of_writer
+from torch.distributed.checkpoint import _async_thread_executor as executor
+
+def no_thread(*args, **kwargs):
+    raise RuntimeError("can't start new thread")
+
+writer = es.dcp.Writer(out)
+for n, failing in ((1, 0), (2, 1)):
+    start = executor._ThreadBasedAsyncCheckpointExecutor.execute_save
+    if rank == failing:
+        executor._ThreadBasedAsyncCheckpointExecutor.execute_save = no_thread
+    wrong = error(dcp.async_save, state(-n), storage_writer=writer)
+    expected = "new thread" if rank == failing else f"rank {failing} could not copy its state: async_save has started no thread"
+    assert expected in wrong, wrong
+    executor._ThreadBasedAsyncCheckpointExecutor.execute_save = start
+    dcp.async_save(state(n), storage_writer=writer).result()
+
+# The thread of one rank begins too late.
+wrapper = executor.save_wrapper
+
+def late(*args, **kwargs):
+    time.sleep(2 if rank == 1 else 0)
+    return wrapper(*args, **kwargs)
+
+executor.save_wrapper, of_writer.HANDOVER = late, 0.2
+future = dcp.async_save(state(-3), storage_writer=writer)
+executor.save_wrapper = wrapper
+if rank == 1:
+    assert not of_writer._copied.wait()
+try:
+    future.result()
+except BaseException as e:
+    assert "did not begin" in str(e), e
+else:
+    raise AssertionError("saved")
+of_writer.HANDOVER = 120
+dcp.async_save(state(3), storage_writer=writer).result()
+""",
+    )
+    found = _steps(tmp_path, 2)
+    assert sorted(found.values()) == [1, 2, 3], found
+
+
+def test_a_rank_that_cannot_plan_does_not_disturb_the_save_before(tmp_path):
+    """DCP tells the others of that with a collective."""
+    _ranks(
+        tmp_path,
+        2,
+        """
+import time
+from everstep.dcp import stores
+
+class Fails(dcp.DefaultSavePlanner):
+    def set_up_planner(self, *args, **kwargs):
+        if rank == 1:
+            raise OSError("gone")
+        super().set_up_planner(*args, **kwargs)
+
+write = stores.PlainStore.write
+
+def slow(self, step, room):
+    time.sleep(1)
+    return write(self, step, room)
+
+writer = es.dcp.Writer(out)
+stores.PlainStore.write = slow
+future = dcp.async_save(state(1), storage_writer=writer)
+time.sleep(0.3)
+wrong = error(dcp.save, state(-1), storage_writer=writer, planner=Fails())
+assert "gone" in wrong, wrong
+future.result()
+dcp.save(state(2), storage_writer=writer)
+""",
+    )
+    found = _steps(tmp_path, 2)
+    assert sorted(found.values()) == [1, 2], found
+
+
+def test_what_one_rank_cannot_save_as_asked_fails_on_all(tmp_path):
+    _ranks(
+        tmp_path,
+        2,
+        """
+class Own(dcp.DefaultSavePlanner):
+    pass
+
+writer = es.dcp.Writer(out)
+for n in (0, 1):
+    planner = Own() if rank == n else None
+    wrong = error(dcp.async_save, state(-1), storage_writer=writer, planner=planner)
+    assert "everstep cannot use this Own" in wrong, wrong
+    dcp.async_save(state(n), storage_writer=writer).result()
+""",
+    )
+    assert sorted(_steps(tmp_path, 2).values()) == [0, 1]
 
 
 _SPAWNED = """

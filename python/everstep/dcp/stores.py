@@ -155,8 +155,7 @@ class AgentStore:
     def _settle(self) -> None:
         # The agent publishes in order of steps.
         for step, pending in sorted(AgentStore._under_way.items(), key=lambda item: item[0]):
-            # Its own save reports the result.
-            AgentStore._ended[step] = pending.store._end(step)
+            pending.store._end(step)
 
     def _direct(self) -> None:
         """Sets the directory that the agent publishes in."""
@@ -189,9 +188,9 @@ class AgentStore:
                 self._held = max([0, *(step for step, _ in arena.held())]) if arena else 0
             return self._held
 
-    def draw(self, fixed: int | None) -> Number:
-        """Returns the number of the next checkpoint, higher than all that this process has used. On
-        rank 0."""
+    def draw(self, fixed: int | None, held: int) -> Number:
+        """Returns the number of the next checkpoint, higher than all that this process has used and,
+        if not ``fixed``, than what ranks hold in memory (``held``). On rank 0."""
         # First, the directory becomes this job's: no other one publishes there any more.
         with self.turn():
             newest = AgentStore.newest
@@ -201,7 +200,8 @@ class AgentStore:
                 )
             if fixed is None and self._found is None:
                 self._found = _newest(self.root)
-            step = fixed if fixed is not None else max(self._found or 0, newest) + 1
+            step = fixed if fixed is not None else max(self._found or 0, newest, held) + 1
+            # Before anybody knows it: if this rank fails, others may have captured it already.
             AgentStore.newest = step
             return Number(step, 0)
 
@@ -245,6 +245,7 @@ class AgentStore:
     def _watch(self, step: int, rank: int) -> None:
         pending = AgentStore._under_way.get(step)
         why = self._end(step)
+        AgentStore._ended.pop(step, None)
         if why is not None and pending is not None and not pending.is_over():
             # The process group may be gone by now.
             with suppress(Exception):
@@ -267,8 +268,10 @@ class AgentStore:
             if not is_known:
                 time.sleep(pause)
                 pause = notices.longer(pause)
+        # First, for whoever asks once the step is not under way.
+        why = AgentStore._ended.setdefault(step, why)
         AgentStore._under_way.pop(step, None)
-        return AgentStore._ended.get(step, why)
+        return why
 
     def _look(self, step: int, pending: _Pending) -> tuple[bool, str | None]:
         """Returns whether the end of a step is known, and why it has failed, if it has."""
@@ -357,9 +360,9 @@ class PlainStore:
         #: Memory is added when a save begins before the last one is written.
         self._free: list[Room] = []
 
-    def draw(self, fixed: int | None) -> Number:
+    def draw(self, fixed: int | None, held: int) -> Number:
         """Returns the number of the next checkpoint: if not ``fixed``, one that no checkpoint has,
-        whoever saved it. On rank 0."""
+        whoever saved it. On rank 0. Nothing is ``held`` in memory."""
         self.root.claim(self._claimed, rank=self._rank)
         run = self.root.run
         with _drawing:

@@ -20,7 +20,8 @@ _SAVING = frozenset({"save", "save_state_dict", "_save_state_dict"})
 LOOK = 0.002
 
 
-def _is_saving(thread: threading.Thread) -> bool:
+def is_saving(thread: threading.Thread) -> bool:
+    """Returns whether a thread is in one of DCP's functions that save."""
     frame: FrameType | None = sys._current_frames().get(thread.ident or 0)
     while frame is not None:
         if frame.f_code.co_name in _SAVING and frame.f_globals.get("__name__") == state_dict_saver.__name__:
@@ -34,7 +35,7 @@ class Turn:
 
     def __init__(self) -> None:
         self._thread = threading.current_thread()
-        self._is_visible = _is_saving(self._thread)
+        self._is_visible = is_saving(self._thread)
         self._left = threading.Event()
 
     def leave(self) -> None:
@@ -46,7 +47,7 @@ class Turn:
         else by now, such as wait for a save of another thread."""
         if self._left.is_set() or not self._thread.is_alive():
             return True
-        return self._is_visible and not _is_saving(self._thread)
+        return self._is_visible and not is_saving(self._thread)
 
     def wait(self) -> None:
         """Waits until it has ended."""

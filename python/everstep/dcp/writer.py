@@ -31,6 +31,8 @@ from .stores import AgentStore, Number, PlainStore, place
 
 #: Seconds in which the thread that async_save starts must take over a save.
 HANDOVER = 120.0
+#: Why a thread that has not done so must not take over any more.
+LATE = f"the thread of async_save did not begin within {HANDOVER:.0f} s: save again"
 #: Why a Writer cannot be pickled.
 STAYS = (
     "everstep.dcp.Writer stays in the training process: leave async_checkpointer_type at THREAD; the "
@@ -59,9 +61,11 @@ def _writable(path: Directory) -> Directory:
 
 
 class _Handover:
-    """Whether the thread that async_save starts has taken over what was copied for it."""
+    """Whether the thread that async_save starts has taken over what was copied for it. Other ranks
+    begin DCP's collectives only with a rank whose thread has."""
 
-    def __init__(self) -> None:
+    def __init__(self, exchange: shares.Exchange) -> None:
+        self._exchange = exchange
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._gone = False
@@ -74,17 +78,23 @@ class _Handover:
 
     def end(self) -> None:
         """Notes that no thread can take over any more."""
-        self._ended.set()
+        self._give_up("async_save has started no thread for it")
 
     def wait(self) -> bool:
         """Waits until the thread has taken over or cannot. Returns False if it has not for too
         long; from then on, it must not."""
-        if self._ended.wait(HANDOVER):
-            return True
+        return self._ended.wait(HANDOVER) or not self._give_up(LATE)
+
+    def _give_up(self, why: str) -> bool:
         with self._lock:
-            self._gone = not self._ended.is_set()
+            if self._ended.is_set():
+                return False
+            self._gone = True
             self._ended.set()
-            return not self._gone
+        # The process group may be gone.
+        with contextlib.suppress(Exception):
+            self._exchange.fail(CheckpointError(why))
+        return True
 
 
 @dataclass
@@ -96,8 +106,6 @@ class _Save:
     where: tuple[Directory, int | None]
     #: The memory with the copy, if this process writes it.
     room: Any
-    #: What other ranks know of the copy, if async_save made it.
-    exchange: shares.Exchange | None = None
 
 
 class _Copied(dict[str, Any]):
@@ -107,13 +115,15 @@ class _Copied(dict[str, Any]):
     come from other threads meanwhile. But every save first reads the items of its own state.
     """
 
-    def __init__(self, state: dict[str, Any], writer: Writer, save: _Save, handover: _Handover) -> None:
+    def __init__(
+        self, state: dict[str, Any], writer: Writer, save: _Save, exchange: shares.Exchange, handover: _Handover
+    ) -> None:
         super().__init__(state)
-        self._writer, self._save, self._handover = writer, save, handover
+        self._writer, self._save, self._exchange, self._handover = writer, save, exchange, handover
 
     def items(self) -> Any:
         """Makes the calling thread the one that saves the copy."""
-        self._writer._take_over(self._save, self._handover)
+        self._writer._take_over(self._save, self._exchange, self._handover)
         return super().items()
 
     def __del__(self) -> None:
@@ -211,11 +221,14 @@ class Writer(dcp.StorageWriter, AsyncStager):
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Copies this rank's state, which may change as soon as this returns."""
         global _copied
-        # What cannot be saved as asked must not be copied: an agent publishes what it has.
-        self._require_possible(_arguments("async_save"))
+        asked = _arguments("async_save")
+        # First: ranks that do not take part count no exchange.
+        self._require_all_ranks(asked)
         exchange = shares.Exchange()
         root, fixed, _ = self._path.located()
         try:
+            # What cannot be saved as asked must not be copied: an agent publishes what it has.
+            self._require_possible(asked)
             before, _copied = _copied, None
             if before is not None and not before.wait():
                 raise CheckpointError(
@@ -225,42 +238,49 @@ class Writer(dcp.StorageWriter, AsyncStager):
             pieces = [piece for fqn, value in flat.items() for piece in of_object(fqn, value)]
             store = self._store(root)
             held = store.held()
-            number = store.draw(fixed) if _decides() else None
+            number = store.draw(fixed, held) if _decides() else None
             pieces, number = exchange.deal(pieces, number, fixed, held)
             save = self._capture(store, number, (root, fixed), pieces, mappings)
         except Exception as e:
             exchange.fail(e)
             raise
-        exchange.copied()
-        save.exchange = exchange
-        _copied = _Handover()
+        _copied = _Handover(exchange)
         # DCP plans with it again, for its own records: it reads only shapes.
-        return _Copied(state_dict, self, save, _copied)
+        return _Copied(state_dict, self, save, exchange, _copied)
 
-    def _require_possible(self, asked: Mapping[str, Any]) -> None:
-        _require_default(asked.get("planner"))
+    @staticmethod
+    def _require_all_ranks(asked: Mapping[str, Any]) -> None:
         group = asked.get("process_group")
         _require_world(
             not asked.get("no_dist", False)
             and asked.get("use_collectives", True)
             and (group is None or dist.get_world_size(group) == dist.get_world_size())
         )
+
+    def _require_possible(self, asked: Mapping[str, Any]) -> None:
+        _require_default(asked.get("planner"))
         if getattr(asked.get("async_checkpointer_type"), "name", "THREAD") != "THREAD":
             raise CheckpointError(STAYS)
         there = asked.get("checkpoint_id")
-        if there and Directory(there).located()[:2] != self._path.located()[:2]:
+        if there and _writable(Directory(there)).located()[:2] != self._path.located()[:2]:
             raise CheckpointError(ELSEWHERE)
 
-    def _take_over(self, save: _Save, handover: _Handover) -> None:
+    def _take_over(self, save: _Save, exchange: shares.Exchange, handover: _Handover) -> None:
         turn, before = turns.begin()
-        taken = handover.take()
-        save.store.follow(save.step, turn.is_over)
-        if before is not None:
-            before.wait()
-        if not taken:
-            raise CheckpointError(f"the thread of async_save began after {HANDOVER:.0f} s, too late: save again")
-        if save.exchange is not None:
-            save.exchange.await_copies()
+        try:
+            taken = handover.take()
+            save.store.follow(save.step, turn.is_over)
+            if not taken:
+                raise CheckpointError(LATE)
+            exchange.copied()
+        except Exception as e:
+            exchange.fail(e)
+            raise
+        finally:
+            # Also if this one fails: the next one waits for this one alone.
+            if before is not None:
+                before.wait()
+        exchange.await_copies()
         self._here.copied = save
 
     def synchronize_staging(self) -> None:
@@ -312,12 +332,13 @@ class Writer(dcp.StorageWriter, AsyncStager):
         return path if _arguments("save").get("checkpoint_id", path) else None
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Begins a save. One that async_save has copied is taken over already, by the thread that
-        calls; any other one waits for all that were copied."""
-        save: _Save | None = self._here.__dict__.pop("copied", None)
+        """Checks the place of a save."""
+        if not self._here.__dict__.pop("has_begun", False):
+            self._begin()
+        save: _Save | None = self._here.save
         path = self._given()
         self._here.__dict__.pop("path", None)
-        self._here.save, self._here.at = save, path or self._path
+        self._here.at = path or self._path
         if in_group():
             # DCP counts in the group; not all versions pass the rank.
             first = dist.get_rank() == 0
@@ -327,12 +348,18 @@ class Writer(dcp.StorageWriter, AsyncStager):
             if path is not None and path.located()[:2] != save.where:
                 raise CheckpointError(ELSEWHERE)
             return
+        self._here.where = self._here.at.located()[:2]
+
+    def _begin(self) -> None:
+        save: _Save | None = self._here.__dict__.pop("copied", None)
+        self._here.save = save
+        if save is not None:
+            return
         if _copied is not None:
             _copied.wait()
         self._here.turn, before = turns.begin()
         if before is not None:
             before.wait()
-        self._here.where = self._here.at.located()[:2]
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Returns DCP's plan, after telling rank 0 which numbers are in use here."""
@@ -347,10 +374,7 @@ class Writer(dcp.StorageWriter, AsyncStager):
         if self._here.save is None:
             root, fixed = self._here.where
             store = self._store(root)
-            number = store.draw(fixed)
-            if fixed is None:
-                number = number.above(max(store.held(), shares.held_by_all()))
-            self._here.number = number
+            self._here.number = number = store.draw(fixed, max(store.held(), shares.held_by_all()))
             shares.announce(number)
         return plans
 
@@ -400,7 +424,13 @@ class Writer(dcp.StorageWriter, AsyncStager):
             metadata.storage_meta = StorageMeta(checkpoint_id=str(self._here.at))
 
     def storage_meta(self) -> StorageMeta | None:
-        """Returns the location of the checkpoint."""
+        """Returns the location of the checkpoint. DCP calls this first, and its collectives follow
+        whatever fails after that, such as the planner: the save begins here. One that async_save has
+        copied is taken over already, by the thread that calls; any other one waits for all that were
+        copied."""
+        if turns.is_saving(threading.current_thread()):
+            self._begin()
+            self._here.has_begun = True
         return StorageMeta(checkpoint_id=str(self._given() or self._path))
 
     @classmethod

@@ -180,6 +180,15 @@ impl Durable {
         });
     }
 
+    /// Returns whether a pinned slot was given to a queue, which will let go of it. `captured` is
+    /// `None` for a slot that goes to this generation's checkpoint.
+    pub fn is_given(&self, local_rank: u32, captured: Option<Generation>, step: u64) -> bool {
+        match captured {
+            Some(of) => self.left.contains_key(&(local_rank, of, step)),
+            None => self.under_way.contains(&(local_rank, step)),
+        }
+    }
+
     /// Makes a completely written step visible, and deletes checkpoints that `keep` does not cover.
     pub fn publish(&mut self, written: WrittenStep, inbox: &mpsc::UnboundedSender<Input>) {
         let WrittenStep { generation, captured, step, mark, directory, shards, target, keep } = written;

@@ -25,6 +25,7 @@ mod own_slots;
 mod ownership;
 mod pace;
 mod parity;
+mod pinned;
 mod replicas;
 mod sample;
 mod stacks;

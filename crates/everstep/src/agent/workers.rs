@@ -1,14 +1,12 @@
 //! Workers as the driver sees them: launched through the guard, sampled, and answered.
 
-use super::durable::{PinnedShard, WrittenStep};
+use super::durable::WrittenStep;
 use super::launch::board_path;
 use super::replicas::watch;
 use super::storage::{self, Destination};
 use super::{Driver, End, sample, worker_words};
 use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest};
-use everstep_checkpoint::arena::{Label, Pin};
 use everstep_checkpoint::board::{Board, EVERY_BITS, Word};
-use everstep_checkpoint::persist::Target;
 use everstep_core::agent::event::{CrewEvent, Event, Words, WorkerExit};
 use everstep_core::agent::first_error::{EndedWorker, FirstError};
 use everstep_core::exit_code::ExitCode;
@@ -18,7 +16,6 @@ use everstep_core::message::{
 };
 use everstep_wire::worker::{Ask, Reply, Request, WorkerId};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -273,58 +270,6 @@ impl Driver {
             self.persist_pinned(generation, local_rank, &to);
         }
         self.crew_event(generation, CrewEvent::Sample { local_rank, pid, seen }).await;
-    }
-
-    fn persist_pinned(&mut self, generation: Generation, local_rank: u32, to: &Destination) {
-        let Some(crew) = &self.crew else { return };
-        let (restarts, world_size) = (crew.restarts, u64::from(crew.world_size));
-        let mut pinned: Vec<(Generation, u64, PathBuf)> = Vec::new();
-        for slot in self.replicas.own().slots(local_rank).iter().filter(|s| s.pinned_for(Pin::Persist)) {
-            let Some(label) = slot.label().filter(|l| self.is_to_be_written(l, to.target)) else { continue };
-            let captured = match to.target {
-                Target::Branch => generation,
-                Target::Exactly => Generation(label.generation),
-            };
-            if captured != generation && label.world_size != world_size {
-                let (step, ranks) = (label.step, label.world_size);
-                crate::say!("step {step}, saved by {ranks} ranks before the restart, is dropped: it is not complete");
-                slot.release(Pin::Persist);
-                continue;
-            }
-            pinned.push((captured, label.step, slot.path().into()));
-        }
-        // What an earlier generation has left is complete before anything of this one is, whose
-        // publication deletes what is not.
-        pinned.sort();
-        for (captured, step, slot) in pinned {
-            let mark = to.mark(captured, restarts);
-            self.durable.write(PinnedShard { generation, captured, mark, local_rank, step, slot }, to, &self.inbox);
-        }
-    }
-
-    /// Returns whether this crew captured the slot, or it belongs to the past from which the crew
-    /// resumed. What an earlier crew captured after that was abandoned.
-    pub(super) fn is_to_be_written(&self, label: &Label, target: Target) -> bool {
-        let Some(crew) = &self.crew else { return false };
-        // A script that saves on its own does not ask for a step to resume from.
-        let past = target == Target::Exactly || crew.restored.is_some_and(|r| label.step <= r.0);
-        label.generation == crew.generation.0 || (label.run == self.replicas.holder.run() && past)
-    }
-
-    /// Returns the steps in this node's slots that are still to be written.
-    pub(super) fn pinned_steps(&self) -> BTreeSet<u64> {
-        let Some(crew) = &self.crew else { return BTreeSet::new() };
-        let mut steps = BTreeSet::new();
-        for (local, worker) in &crew.workers {
-            let Some(to) = &worker.destination else { continue };
-            let slots = self.replicas.own().slots(*local);
-            let labels = slots.iter().filter(|s| s.pinned_for(Pin::Persist)).filter_map(|s| s.label());
-            // Nobody waits for numbers of an earlier generation.
-            let counts = |l: &Label| to.target == Target::Branch || l.generation == crew.generation.0;
-            let labels = labels.filter(|l| counts(l) && self.is_to_be_written(l, to.target));
-            steps.extend(labels.map(|l| l.step));
-        }
-        steps
     }
 
     pub(super) fn runs(&self, generation: Generation) -> bool {
