@@ -133,7 +133,8 @@ class CheckpointManager:
         self._stalled, self._refill, self._sections, self._failures, self._capture_failed = 0.0, 0, 0, 0, -1
         self._asked: float | None = None
         self._retake: tuple[int | None] | None = None
-        self._epochs = schedule.Epochs(state.values() if keep_epochs and durable else ())
+        epochs = state.values() if keep_epochs and durable else ()
+        self._epochs = schedule.Epochs(epochs, alike=same or world.world_size == 1)
         self._micro = MicroBatches(state)
         watch_forward(state)
         UnsavedOptimizers(self._state)

@@ -101,7 +101,11 @@ def _loaded(source: str | PathLike[str], step: int | None) -> tuple[dict[str, An
             if not t.name.startswith(BLOB) and 0 not in t.shape
         ]
     )
-    tensors = {n: torch.empty(t.shape, dtype=BY_NAME[t.dtype]) for n, t in names.items() if not n.startswith(BLOB)}
+    tensors = {
+        n: torch.empty(t.shape, dtype=BY_NAME[t.dtype], device="cpu")
+        for n, t in names.items()
+        if not n.startswith(BLOB)
+    }
     largest = max((t.nbytes for t in tensors.values()), default=0)
     whole.read(
         [

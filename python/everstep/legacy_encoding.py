@@ -26,7 +26,7 @@ def tensor_of(dtype: str, shape: list[int], data: bytes) -> Tensor:
     """Returns a tensor from its bytes."""
     if math.prod(shape) * BY_NAME[dtype].itemsize != len(data):
         raise ValueError(f"a tensor of {len(data)} bytes in the checkpoint is not {dtype} {shape}: it is damaged")
-    found = torch.empty(shape, dtype=BY_NAME[dtype])
+    found = torch.empty(shape, dtype=BY_NAME[dtype], device="cpu")
     if data:
         found.reshape(-1).view(torch.uint8).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
     return found

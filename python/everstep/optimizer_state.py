@@ -8,6 +8,7 @@ the optimizer nor that of the objects matters.
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -157,6 +158,12 @@ def by_names(
 ) -> dict[str, Any]:
     """Returns what is saved of a standard state, and of parameters of no module (``values``)."""
     parameters = parameters_of(optimizer)
+    if len(set(order)) < len(order):
+        twice = sorted(name for name, times in Counter(order).items() if times > 1)
+        raise CheckpointError(
+            f"an optimizer of type {kind_of(optimizer)} has {', '.join(twice)} more than once, so its state cannot be "
+            "restored; give it each parameter once"
+        )
 
     def named(key: Any) -> bool:
         return type(key) is int and 0 <= key < len(order)

@@ -14,6 +14,8 @@ from datetime import timedelta
 from os import PathLike
 from typing import Any, Protocol
 
+from torch.utils.data.distributed import DistributedSampler
+
 from ._internal import CheckpointError, Rate, recall, remember, snapshot_interval
 
 #: Default part of the training time that snapshots, and durable checkpoints, may cost.
@@ -54,11 +56,20 @@ def passes(last: int, step: int, every: int) -> bool:
     return step // every > last // every
 
 
-class Epochs:
-    """Notices when an epoch ends: when an object's ``epoch`` is another one than a step before."""
+def _is_of_all_ranks(obj: Any) -> bool:
+    return isinstance(obj, DistributedSampler) or type(obj).__module__.startswith("everstep.data.")
 
-    def __init__(self, objects: Iterable[Any]) -> None:
-        self._objects = [o for o in objects if isinstance(getattr(o, "epoch", None), int)]
+
+class Epochs:
+    """Notices when an epoch ends: when an object's ``epoch`` is another one than a step before.
+
+    All ranks must notice it at the same step. Unless the state is ``alike`` on all ranks, an object
+    of the user may count the epochs of its rank's own data, so only samplers count.
+    """
+
+    def __init__(self, objects: Iterable[Any], *, alike: bool) -> None:
+        counted = [o for o in objects if isinstance(getattr(o, "epoch", None), int)]
+        self._objects = [o for o in counted if alike or _is_of_all_ranks(o)]
         self._last: list[int] | None = None
 
     def _now(self) -> list[int]:

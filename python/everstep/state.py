@@ -251,7 +251,7 @@ class State:
         first = next((n for n, i in enumerate(items) if i.eager), len(items))
         gap = -sum(i.tensor.numel() * i.tensor.element_size() for i in items[:first]) % ALIGN
         if gap and first < len(items):
-            items.insert(first, Item(BLOB + "align", torch.zeros(gap, dtype=torch.uint8), True))
+            items.insert(first, Item(BLOB + "align", torch.zeros(gap, dtype=torch.uint8, device="cpu"), True))
 
     def _ranges(self) -> dict[str, Place]:
         """Returns where this rank's pieces of FSDP1's flat parameters belong, by the names of

@@ -126,7 +126,7 @@ def storable(tensor: Tensor, path: Callable[[], str]) -> Tensor:
 def raw(tensor: Tensor) -> Tensor:
     """Returns the bytes of a tensor, on the host, whatever its strides."""
     dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return bytes_of(dense) if dense.numel() else torch.empty(0, dtype=torch.uint8)
+    return bytes_of(dense) if dense.numel() else torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def bytes_of(dense: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ class Values:
                     f"{name} is {entry.dtype} in the checkpoint, which this torch does not have; install a newer one"
                 )
             try:
-                self.targets[name] = torch.empty(entry.shape, dtype=BY_NAME[entry.dtype])
+                self.targets[name] = torch.empty(entry.shape, dtype=BY_NAME[entry.dtype], device="cpu")
             except (MemoryError, RuntimeError) as e:
                 if not is_out_of_memory(e):
                     raise

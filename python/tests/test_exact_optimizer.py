@@ -289,3 +289,36 @@ def test_an_optimizer_class_of_another_name_takes_the_state_of_one_with_a_schedu
     restored = training(_Renamed)
     assert es.CheckpointManager(tmp_path, **restored).restore() == 3
     assert restored["optimizer"].param_groups[0]["lr"] == saved["optimizer"].param_groups[0]["lr"]
+
+
+def test_a_default_device_changes_nothing(tmp_path):
+    def training() -> tuple[nn.Module, torch.optim.Optimizer, es.CheckpointManager]:
+        model = nn.Linear(3, 2, device="cpu")
+        optimizer = torch.optim.AdamW(model.parameters())
+        return model, optimizer, es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, persist=1)
+
+    model, optimizer, ckpt = training()
+    ckpt.restore()
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    ckpt.step(1)
+    ckpt.close()
+    again, other, ckpt = training()
+    # Memory on any other device has no address on the host.
+    with torch.device("meta"):
+        assert ckpt.restore() == 1
+    assert torch.equal(again.weight, model.weight)
+    for p, q in zip(model.parameters(), again.parameters(), strict=True):
+        for key, value in optimizer.state[p].items():
+            assert torch.equal(other.state[q][key], value), key
+
+
+def test_a_parameter_that_is_given_twice_is_refused(tmp_path):
+    model = nn.ModuleDict({"encoder": nn.Linear(2, 2), "decoder": nn.Linear(2, 2)})
+    model["decoder"].weight = model["encoder"].weight
+    with pytest.warns(UserWarning, match="duplicate parameters"):
+        optimizer = torch.optim.SGD([p for m in model.values() for p in m.parameters()], lr=0.1, momentum=0.5)
+    ckpt = es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, persist=1)
+    ckpt.restore()
+    with pytest.raises(es.CheckpointError, match=r"encoder\.weight more than once.*each parameter once"):
+        ckpt.step(1)

@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from torch.utils.data.distributed import DistributedSampler
 
 from everstep import schedule
 
@@ -135,3 +136,20 @@ def test_ranks_meet_only_at_steps_that_all_know(clock):
             every.begins(n, clock.now)
     assert all(99 <= b - a <= 101 for a, b in itertools.pairwise(due)) and len(due) >= 9, due
     assert len(met) < 200
+
+
+def test_where_ranks_differ_only_samplers_end_an_epoch():
+    """A rank's own data reader may begin its next epoch at another step than those of other ranks."""
+
+    class Reader:
+        epoch = 0
+
+    reader, sampler = Reader(), DistributedSampler(range(8), num_replicas=2, rank=0)
+    for alike, ends in ((True, [True, True]), (False, [False, True])):
+        epochs = schedule.Epochs([reader, sampler], alike=alike)
+        epochs.restored()
+        found = []
+        for obj in (reader, sampler):
+            obj.epoch += 1
+            found.append(epochs.ended())
+        assert found == ends

@@ -266,7 +266,7 @@ def _tensor(directory: Path, name: str, whole: _Whole, places: dict[Any, _Place]
             raise ValueError(f"a part of {name} has another type or shape than its metadata says")
         pieces.append((chunk, piece))
     # Memory is allocated only for what can be read.
-    tensor = torch.empty(whole.size, dtype=whole.dtype)
+    tensor = torch.empty(whole.size, dtype=whole.dtype, device="cpu")
     for chunk, piece in pieces:
         tensor[tuple(slice(o, o + n) for o, n in zip(chunk.offsets, chunk.sizes, strict=True))] = piece
     return tensor

@@ -213,7 +213,7 @@ class Reader(dcp.StorageReader):
                 )
             into = target
             if target.dtype != block.dtype or not is_plain(target):
-                into = torch.empty(tuple(item.lengths), dtype=block.dtype)
+                into = torch.empty(tuple(item.lengths), dtype=block.dtype, device="cpu")
                 aside.append((target, into))
             targets.append((item, target))
             if into.numel():
