@@ -64,6 +64,9 @@ pub enum CrewReport {
     Offers(RankOffers),
     /// A rank could not read the shard that it was told to restore.
     RestoreFailed(Rank, Unreadable),
+    /// The shard that a rank was told to restore could not be fetched now, and may be intact: its
+    /// holder does not answer, or there is no room here.
+    FetchFailed(Rank, Unreadable),
     /// All workers of this node have sealed a step, so that it can be replicated; or the step that
     /// the coordinator named cannot be.
     Sealed(Sealed),
@@ -142,6 +145,8 @@ pub enum CrewOrder {
         plan: Replication,
         /// The round.
         round: Round,
+        /// The newest step that all nodes hold. A node may have missed the order that says so.
+        committed: Option<Step>,
     },
     /// All nodes hold a step with all its replicas, so older versions may be dropped. Then continue
     /// as for [`CrewOrder::Replicate`], with the same plan.

@@ -87,7 +87,10 @@ impl Scene {
 
     fn sealed(&mut self, node: usize, step: Step, instead: Option<u64>) {
         let wish = Redundancy { replicas: 2, data: 4, shared: false };
-        self.report(node, Report::Crew(GENERATION, CrewReport::Sealed(Sealed { step, wish, instead })));
+        self.report(
+            node,
+            Report::Crew(GENERATION, CrewReport::Sealed(Sealed { step, wish, instead, committed: None })),
+        );
     }
 
     fn done(&mut self, node: usize, step: Step, round: u64) {
@@ -101,7 +104,7 @@ impl Scene {
     fn plans(&mut self) -> (Vec<Replication>, u64) {
         (0..self.workers.len()).for_each(|node| self.sealed(node, STEP, None));
         let plan = |(session, order): &(Session, Order)| match order {
-            Order::Crew(_, CrewOrder::Replicate { plan, round }) => Some((session.0, plan.clone(), round.round)),
+            Order::Crew(_, CrewOrder::Replicate { plan, round, .. }) => Some((session.0, plan.clone(), round.round)),
             _ => None,
         };
         let told: Vec<_> = self.sent.iter().filter_map(plan).collect();

@@ -26,7 +26,13 @@ fn replicating() -> (Scene, u64) {
     scene.passes(3000);
     let wish = Redundancy { replicas: 1, data: 0, shared: false };
     for node in 0..2 {
-        scene.says(node, Report::Crew(GENERATION, CrewReport::Sealed(Sealed { step: Step(4), wish, instead: None })));
+        scene.says(
+            node,
+            Report::Crew(
+                GENERATION,
+                CrewReport::Sealed(Sealed { step: Step(4), wish, instead: None, committed: None }),
+            ),
+        );
     }
     let round =
         |o: &Order| if let Order::Crew(_, CrewOrder::Replicate { round, .. }) = o { Some(round.round) } else { None };

@@ -144,7 +144,8 @@ fn who_holds_something_else_than_the_others_is_named_once() {
         scene.sent.clear();
         let step = Step(step);
         let wish = Redundancy { replicas: 1, data: 0, shared: true };
-        let sealed = Report::Crew(generation, CrewReport::Sealed(Sealed { step, wish, instead: None }));
+        let sealed =
+            Report::Crew(generation, CrewReport::Sealed(Sealed { step, wish, instead: None, committed: None }));
         scene.event(Event::Report { session, report: sealed });
         let round = |o: &Order| {
             if let Order::Crew(_, CrewOrder::Replicate { round, .. }) = o { Some(round.round) } else { None }

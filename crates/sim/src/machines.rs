@@ -280,11 +280,14 @@ impl World {
                 if let Some(crew) = self.hosts[host].crews.iter_mut().find(|c| c.generation == generation) {
                     crew.training = false;
                 }
-                self.crew_event(
-                    host,
-                    generation,
-                    CrewEvent::RestoreFailed(rank, Unreadable { step, tier: source.tier }),
-                );
+                let missing = Unreadable { step, tier: source.tier };
+                let event = if self.is_damaged(source) {
+                    self.oracle.unreadable.insert(step);
+                    CrewEvent::RestoreFailed(rank, missing)
+                } else {
+                    CrewEvent::FetchFailed(rank, missing)
+                };
+                self.crew_event(host, generation, event);
             } else if let Some(held) = self.hosts[host].memory.get_mut(&local) {
                 held.iter_mut().filter(|m| m.of.step == step).for_each(|m| m.pinned = true);
             }

@@ -337,6 +337,15 @@ impl World {
         }
     }
 
+    /// Returns whether a source that cannot be read is damaged, rather than out of reach.
+    pub(crate) fn is_damaged(&self, source: &Source) -> bool {
+        let rotten = |copies: &Copies| {
+            let holders = copies.holders.iter().filter_map(|address| self.serves(address));
+            holders.into_iter().any(|h| h.all().any(|m| m.of == copies.of && m.rotten))
+        };
+        matches!(source.tier, Tier::Memory | Tier::Durable) || source.copies.as_ref().is_some_and(rotten)
+    }
+
     /// Checks INV-11: a world may restore less than the committed step only if every copy of some
     /// rank's shard is lost.
     pub(crate) fn check_committed(&mut self, index: usize, restored: Step) {

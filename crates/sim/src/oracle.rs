@@ -195,10 +195,7 @@ impl Oracle {
                 let what = format!("node {node} is left out for {}, and nothing is wrong with it", verdict.class);
                 self.violation(InvariantId::OnlyTheBrokenAreLeftOut, now, what);
             }
-            Fact::RestoreFailed { step, .. } => {
-                self.regrouped += 1;
-                self.unreadable.insert(*step);
-            }
+            Fact::RestoreFailed { .. } => self.regrouped += 1,
             Fact::IncidentOpened { .. } | Fact::NodeLost { .. } | Fact::CoordinatorStarted { .. } => {
                 self.growing = false;
             }

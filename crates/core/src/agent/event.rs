@@ -131,6 +131,8 @@ pub enum CrewEvent {
     Offers(RankOffers),
     /// A rank could not read the shard that it was told to restore.
     RestoreFailed(Rank, Unreadable),
+    /// It could not be fetched now, and may be intact.
+    FetchFailed(Rank, Unreadable),
     /// A worker has sealed a step in memory.
     Sealed {
         /// Its rank on this node.

@@ -50,7 +50,7 @@ impl Agent {
                 self.held_by_all(generation, step);
                 if self.runs(generation) {
                     self.committed(step);
-                    self.replicate_next(None, round);
+                    self.replicate_next(round);
                 }
             }
             CrewOrder::Durable(step) => self.durable(generation, step),
@@ -64,7 +64,7 @@ impl Agent {
             }
             CrewOrder::HoldAt(step) => self.hold(step),
             CrewOrder::Restore(restore) => self.restore(generation, restore),
-            CrewOrder::Replicate { plan, round } => self.replicate_next(Some(plan), round),
+            CrewOrder::Replicate { plan, round, committed } => self.replicate_with(plan, round, committed),
             CrewOrder::Publish(publish) => self.command(generation, CrewCommand::Publish(publish)),
         }
     }

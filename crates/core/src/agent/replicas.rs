@@ -56,7 +56,8 @@ impl Agent {
     /// `instead` is the round of the step that cannot be replicated.
     fn ask_for_a_step(&mut self, step: Step, instead: Option<u64>) {
         let Some(crew) = self.crew.as_mut() else { return };
-        let report = CrewReport::Sealed(Sealed { step, wish: crew.replicas.wish, instead });
+        let Replicas { wish, committed, .. } = &crew.replicas;
+        let report = CrewReport::Sealed(Sealed { step, wish: *wish, instead, committed: *committed });
         crew.replicas.told = true;
         self.report(report);
     }
@@ -72,14 +73,24 @@ impl Agent {
         }
     }
 
-    /// The coordinator names the step to replicate; with a plan when that has changed.
-    pub(super) fn replicate_next(&mut self, plan: Option<Replication>, round: Round) {
+    /// The coordinator names the step to replicate.
+    pub(super) fn replicate_next(&mut self, round: Round) {
         let Some(crew) = self.crew.as_mut() else { return };
-        if let Some(plan) = plan {
-            crew.replicas.plan = plan;
-        }
         crew.replicas.next = Some(round);
         self.replicate();
+    }
+
+    /// The coordinator sends a new plan, and what all nodes hold: the order that said so first may
+    /// have been lost with a connection, and what is held by all must not be overwritten.
+    pub(super) fn replicate_with(&mut self, plan: Replication, round: Round, committed: Option<Step>) {
+        let Some(crew) = self.crew.as_mut() else { return };
+        crew.replicas.plan = plan;
+        let generation = crew.generation;
+        if let Some(step) = committed.filter(|step| crew.replicas.committed.is_none_or(|own| own < *step)) {
+            self.held_by_all(generation, step);
+            self.committed(step);
+        }
+        self.replicate_next(round);
     }
 
     /// What all ranks go on from.

@@ -212,6 +212,7 @@ impl Agent {
             CrewEvent::RestoreFailed(rank, unreadable) => {
                 self.report_surely(CrewReport::RestoreFailed(rank, unreadable));
             }
+            CrewEvent::FetchFailed(rank, missing) => self.report_surely(CrewReport::FetchFailed(rank, missing)),
             CrewEvent::Sealed { local_rank, step, wish } => self.worker_sealed(local_rank, step, wish),
             CrewEvent::Replicated { step, digests, round } => self.replica_done(step, round, &digests),
             CrewEvent::ShardWritten(written) => self.report_surely(CrewReport::ShardWritten(written)),

@@ -40,7 +40,10 @@ impl Job {
         // for it.
         if self.record.world.slot(node).is_some() {
             self.shards.set_held(node, holdings);
-            self.decide(now, out);
+            // What an earlier life of the coordinator decided stands.
+            if self.record.restored_by(self.record.generation).is_none() {
+                self.decide(now, out);
+            }
         }
     }
 
@@ -94,7 +97,8 @@ impl Job {
         for rank in ranks.filter(|_| wanted.is_some()).map(Rank) {
             match self.sources(rank).remove(&step) {
                 Some(source) => sources.push(source),
-                None => return self.restore_failed(now, rank, Unreadable { step, tier: Tier::Peer }, out),
+                // Its holder may not be back, or does not repeat what it has told the earlier life.
+                None => return self.restore_again(now, rank, Unreadable { step, tier: Tier::Peer }, out),
             }
         }
         let persist = self.in_memory_only(wanted);
@@ -332,10 +336,22 @@ impl Job {
     /// What is unreadable is not offered again, so this ends; it costs nothing of the restart
     /// budget.
     pub(super) fn restore_failed(&mut self, now: Time, rank: Rank, unreadable: Unreadable, out: &mut Output) {
-        if !self.phase.is_training() || !self.shards.mark_unreadable(rank, unreadable) {
-            return;
+        if self.phase.is_training() && self.shards.mark_unreadable(rank, unreadable) {
+            self.restore_again(now, rank, unreadable, out);
         }
-        let Unreadable { step, tier } = unreadable;
+    }
+
+    /// A rank could not fetch what it was told to. The world forms anew, and whoever has it says so
+    /// again. What fails again and again is taken to be unreadable.
+    pub(super) fn fetch_failed(&mut self, now: Time, rank: Rank, missing: Unreadable, out: &mut Output) {
+        if self.phase.is_training() {
+            self.shards.note_failed_fetch(rank, missing);
+            self.restore_again(now, rank, missing, out);
+        }
+    }
+
+    fn restore_again(&mut self, now: Time, rank: Rank, missing: Unreadable, out: &mut Output) {
+        let Unreadable { step, tier } = missing;
         let fact = Fact::RestoreFailed { generation: self.record.generation, rank, step, tier };
         out.record(fact);
         self.fence(now, out);

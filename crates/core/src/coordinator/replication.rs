@@ -34,11 +34,11 @@ impl Job {
     /// Names a step and tells everybody with whom to replicate it.
     fn begin_replication(&mut self, out: &mut Output) {
         let round = self.replicas.name_next(self.growth.step());
-        let wish = self.replicas.wish();
+        let (wish, committed) = (self.replicas.wish(), self.replicas.committed());
         let plans = if wish.data > 0 && !wish.shared { self.code(wish) } else { self.placement(wish) };
         for (node, plan) in plans {
             if let Some(session) = self.nodes.session(&node) {
-                out.send(session, self.crew_order(CrewOrder::Replicate { plan, round }));
+                out.send(session, self.crew_order(CrewOrder::Replicate { plan, round, committed }));
             }
         }
     }

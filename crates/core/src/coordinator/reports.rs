@@ -30,6 +30,7 @@ impl Job {
             CrewReport::Holds(holdings) => self.holds(now, node, holdings, out),
             CrewReport::Offers(offers) => self.offers(now, node, offers, out),
             CrewReport::RestoreFailed(rank, unreadable) => self.restore_failed(now, rank, unreadable, out),
+            CrewReport::FetchFailed(rank, missing) => self.fetch_failed(now, rank, missing, out),
             CrewReport::Sealed(sealed) => self.sealed(node, sealed, out),
             CrewReport::Replicated(replicated) => self.replicated(now, node, replicated, out),
             CrewReport::ShardWritten(written) => self.shard_written(written, out),

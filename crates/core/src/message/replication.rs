@@ -24,6 +24,9 @@ pub struct Sealed {
     pub wish: Redundancy,
     /// Round of the step that cannot be replicated; `None`: this node takes part (again).
     pub instead: Option<u64>,
+    /// Newest step of this generation that all nodes hold, as far as this node knows: a coordinator
+    /// that was restarted knows of none.
+    pub committed: Option<Step>,
 }
 
 /// Shards of one node that are sealed and have their replicas.

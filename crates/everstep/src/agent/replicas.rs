@@ -374,7 +374,12 @@ impl Driver {
             Err(e) => {
                 if !into.over.load(Ordering::Acquire) {
                     crate::say!("step {step} of rank {rank} could not be had from other nodes: {e}");
-                    let failed = CrewEvent::RestoreFailed(rank, Unreadable { step, tier });
+                    // Anything but damage may pass: a holder that restarts, a lack of room.
+                    let failed = match e.kind() {
+                        std::io::ErrorKind::InvalidData => CrewEvent::RestoreFailed,
+                        _ => CrewEvent::FetchFailed,
+                    };
+                    let failed = failed(rank, Unreadable { step, tier });
                     let _ = inbox.send(Input::crew(generation, failed));
                 }
                 // The worker waits: its generation is over.

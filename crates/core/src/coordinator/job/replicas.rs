@@ -63,7 +63,8 @@ impl Replicas {
     /// Records that one of `nodes` nodes takes part and has sealed `step`, or that it cannot
     /// replicate the step named in the round `instead`. Returns whether a step must be named.
     pub(crate) fn sealed(&mut self, node: &NodeId, sealed: Sealed, nodes: usize) -> bool {
-        let Sealed { step, wish, instead } = sealed;
+        let Sealed { step, wish, instead, committed } = sealed;
+        self.committed = self.committed.max(committed);
         let known = self.sealed.insert(node.clone(), step).is_some();
         let again = instead.map_or(known, |round| round == self.round);
         if instead.is_some() && !again {
@@ -158,7 +159,7 @@ mod tests {
     }
 
     fn seals(step: u64) -> Sealed {
-        Sealed { step: Step(step), wish: WISH, instead: None }
+        Sealed { step: Step(step), wish: WISH, instead: None, committed: None }
     }
 
     /// Returns replicas of two nodes that have named a step, and the round.

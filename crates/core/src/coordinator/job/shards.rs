@@ -9,6 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Steps of which some shards are written and others may never be.
 const INCOMPLETE_MAX: usize = 16;
 
+/// Attempts to fetch a shard that may be intact.
+const FETCHES_MAX: u32 = 3;
+
 /// What a generation restores.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
@@ -41,6 +44,8 @@ pub struct Shards {
     written: BTreeMap<(Step, Generation), Written>,
     /// Shards that were found unreadable in this life of the coordinator.
     unreadable: BTreeSet<(Rank, Unreadable)>,
+    /// How often shards could not be fetched that may be intact.
+    failed_fetches: BTreeMap<(Rank, Unreadable), u32>,
     /// Whether the same lives of the same nodes have the same ranks as in the generation before.
     stayed: bool,
 }
@@ -49,8 +54,14 @@ impl Shards {
     /// Begins a generation. `stayed`: the same lives of the same nodes have the same ranks as in
     /// the one before, if there was one, so nothing in memory is lost.
     pub(crate) fn begin(&mut self, stayed: bool) {
-        let unreadable = std::mem::take(&mut self.unreadable);
-        *self = Shards { unreadable, stayed, ..Shards::default() };
+        let mut unreadable = std::mem::take(&mut self.unreadable);
+        let mut failed_fetches = std::mem::take(&mut self.failed_fetches);
+        if !stayed {
+            // Another node's memory, or another rank's of this number, is another source.
+            unreadable.retain(|(_, of)| of.tier == Tier::Durable);
+            failed_fetches.clear();
+        }
+        *self = Shards { unreadable, failed_fetches, stayed, ..Shards::default() };
     }
 
     /// Returns whether nothing that the generation before had in memory is lost by an exchange of
@@ -127,6 +138,15 @@ impl Shards {
     #[must_use]
     pub fn is_readable(&self, rank: Rank, step: Step, tier: Tier) -> bool {
         !self.unreadable.contains(&(rank, Unreadable { step, tier }))
+    }
+
+    /// Records that a shard could not be fetched. The last attempt makes it unreadable.
+    pub(crate) fn note_failed_fetch(&mut self, rank: Rank, missing: Unreadable) {
+        let failed = self.failed_fetches.entry((rank, missing)).or_default();
+        *failed += 1;
+        if *failed >= FETCHES_MAX {
+            self.unreadable.insert((rank, missing));
+        }
     }
 
     /// Records that a shard cannot be read. Returns false if that was known.
