@@ -259,7 +259,10 @@ fn to_agent() -> Vec<(&'static str, ToAgent)> {
         ("restore-at", order(restore)),
         (
             "replicate",
-            order(Order::Crew(generation, CrewOrder::Replicate { plan, round: Round { next: Step(8), round: 1 }, committed: Some(Step(7)) })),
+            order(Order::Crew(
+                generation,
+                CrewOrder::Replicate { plan, round: Round { next: Step(8), round: 1 }, committed: Some(Step(7)) },
+            )),
         ),
         ("end", order(Order::End(ExitReason { code: 1, why: "rank 1 failed".into() }))),
         ("inject", ToAgent::Inject(Injection { fault: Injected::Slow { percent: 50 }, rank: 1, milliseconds: 1000 })),
