@@ -17,7 +17,11 @@ from typing import Any, Protocol
 from torch.utils.data.distributed import DistributedSampler
 
 from ._internal import CheckpointError, Rate, recall, remember, snapshot_interval
+from .data import ElasticDistributedSampler, ElasticIterable
+from .data.cursor import Cursor
 
+#: Objects that begin the next epoch at the same step on all ranks.
+_SAMPLERS = (DistributedSampler, ElasticDistributedSampler, ElasticIterable, Cursor)
 #: Default part of the training time that snapshots, and durable checkpoints, may cost.
 STALL_BUDGET = 0.01
 #: Seconds per memory snapshot for which no step is skipped then.
@@ -56,10 +60,6 @@ def passes(last: int, step: int, every: int) -> bool:
     return step // every > last // every
 
 
-def _is_of_all_ranks(obj: Any) -> bool:
-    return isinstance(obj, DistributedSampler) or type(obj).__module__.startswith("everstep.data.")
-
-
 class Epochs:
     """Notices when an epoch ends: when an object's ``epoch`` is another one than a step before.
 
@@ -69,7 +69,7 @@ class Epochs:
 
     def __init__(self, objects: Iterable[Any], *, alike: bool) -> None:
         counted = [o for o in objects if isinstance(getattr(o, "epoch", None), int)]
-        self._objects = [o for o in counted if alike or _is_of_all_ranks(o)]
+        self._objects = [o for o in counted if alike or isinstance(o, _SAMPLERS)]
         self._last: list[int] | None = None
 
     def _now(self) -> list[int]:

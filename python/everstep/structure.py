@@ -115,7 +115,10 @@ class _Optimizer:
         self._optimizer, self._state = optimizer, optimizer.state
         self._parameters = [[*g["params"]] for g in optimizer.param_groups]
         self._entries = [*optimizer.state.values()]
-        if any(type(v) not in _VALUES for s in self._entries for v in s.values() if not isinstance(v, Tensor)):
+        values = [v for s in self._entries for v in s.values()]
+        #: The tensors, for as long as the entries are the same.
+        self.tensors = [v for v in values if isinstance(v, Tensor)]
+        if any(type(v) not in _VALUES for v in values if not isinstance(v, Tensor)):
             raise _Differs
         hooks = ["_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks"]
         self._kept = Members([self._state, *self._entries], [vars(optimizer)], [], hooks)
@@ -130,7 +133,7 @@ class _Optimizer:
         head = state.encoded(value, name, [], eager=False, sharded=True)
         self._head = encoding.join(head, "groups", MARK)
         self._path: encoding.Path = ((None, name, False), "groups", False)
-        #: It is part of what is encoded.
+        #: Which of the tensors require gradients is part of what is encoded.
         self._require_grad = self._requiring_grad()
         if self.blob() != state.encoded_optimizer(name, optimizer, names, []):
             # It is encoded in a way that this class does not handle.
@@ -148,10 +151,7 @@ class _Optimizer:
         )
 
     def _requiring_grad(self) -> list[bool]:
-        return [*map(_REQUIRES_GRAD, self.tensors())]
-
-    def tensors(self) -> list[Tensor]:
-        return [v for s in self._entries for v in s.values() if isinstance(v, Tensor)]
+        return [*map(_REQUIRES_GRAD, self.tensors)]
 
     def blob(self) -> bytes:
         """Encodes the state as :meth:`State.collect` does; groups may change at each step
@@ -268,7 +268,7 @@ class _Known:
         self._items = [i for i in items if not i.name.startswith(BLOB) or i.name == BLOB + "align"]
         if any(i.whole is not None for i in self._items):
             raise _Differs
-        tensors = self._modules.tensors() + [t for o in self._optimizers.values() for t in o.tensors()]
+        tensors = self._modules.tensors() + [t for o in self._optimizers.values() for t in o.tensors]
         # Tied tensors count once.
         self._tensors = [*{id(t): t for t in tensors}.values()]
         if any(type(t) not in _PLAIN or t.device.type != "cpu" or not t.is_contiguous() for t in self._tensors):

@@ -27,13 +27,13 @@ pub struct Throttle {
 }
 
 impl Throttle {
-    /// At most so many bytes per second; 0 is no limit.
+    /// A limit of `bytes_per_second`; 0 is no limit.
     #[must_use]
     pub fn new(bytes_per_second: u64) -> Self {
         Throttle { bytes_per_second, next: Mutex::new(Instant::now()) }
     }
 
-    /// How long to wait before so many bytes may go.
+    /// Returns how long to wait before `bytes` may go.
     pub fn delay(&self, bytes: usize) -> Duration {
         if self.bytes_per_second == 0 {
             return Duration::ZERO;

@@ -15,9 +15,9 @@ pub struct Readers {
 }
 
 impl Readers {
-    /// So many threads at most, whose buffers take `room` bytes together at most, or one chunk:
-    /// with the largest tensor for `room`, loading never needs more memory beside the state than
-    /// that.
+    /// At most `threads` threads, whose buffers together take at most `room` bytes, or one chunk:
+    /// with the largest tensor for `room`, loading never needs more memory than that beside the
+    /// state.
     #[must_use]
     pub fn within(threads: usize, room: u64) -> Self {
         let room = usize::try_from(room / CHUNK_BYTES as u64).unwrap_or(usize::MAX).max(1);

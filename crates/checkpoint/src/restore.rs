@@ -334,7 +334,7 @@ impl Shard {
     }
 
     /// Copies parts of the region, which do not overlap, to where they belong. Chunks that hold no
-    /// part are verified all the same. What the targets hold after an error is of no use.
+    /// part are verified, too. After an error, the contents of the targets are undefined.
     ///
     /// # Safety
     /// Every target must be writable for its length, and nobody else may use it meanwhile.
@@ -354,7 +354,7 @@ impl Shard {
         unsafe { self.load_chunks(std::iter::once(0..self.index.chunks()), targets, readers, verify) }
     }
 
-    /// Threads to read it with, where a file would be read with so many.
+    /// Returns the number of threads to read it with; a file would be read with `files`.
     #[must_use]
     pub fn threads(&self, files: usize) -> usize {
         match &self.bytes {

@@ -32,7 +32,7 @@ impl Stored {
         }
     }
 
-    /// Threads to read with, where files would be read with so many.
+    /// Returns the number of threads to read it with; a file would be read with `files`.
     pub fn threads(&self, files: usize) -> usize {
         match self {
             Stored::File(_) => files,

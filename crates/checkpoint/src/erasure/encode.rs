@@ -19,7 +19,7 @@ use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A position whose bytes arrive damaged is fetched again so many times.
+/// Number of times that a position is fetched whose bytes arrive damaged.
 const ATTEMPTS: u32 = 3;
 /// Threads per stripe; each has a stream to every member and keeper.
 const THREADS: usize = 2;

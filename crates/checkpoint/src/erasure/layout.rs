@@ -4,9 +4,9 @@ use super::code::GRAIN;
 use crate::format::digest::CHUNK_BYTES;
 use std::ops::Range;
 
-/// Chunks of a region of `bytes`: so many in each of `parts` parts, and so many parts that have one
-/// more. The one more comes from the region's end: where it is short, so is what is computed from
-/// it.
+/// Divides the chunks of a region of `bytes` into `parts` parts. Returns the number of chunks in
+/// each part, and the number of parts that have one more. That one comes from the region's end:
+/// where it is short, so is what is computed from it.
 fn shares(bytes: u64, parts: usize) -> (usize, usize) {
     let chunks = usize::try_from(bytes.div_ceil(CHUNK_BYTES as u64)).unwrap_or(usize::MAX);
     (chunks / parts.max(1), chunks % parts.max(1))

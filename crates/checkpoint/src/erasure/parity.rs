@@ -180,7 +180,7 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// Begins to fill `slot` with so many bytes.
+    /// Begins to fill `slot`.
     ///
     /// # Safety
     /// As [`Slot::begin`].

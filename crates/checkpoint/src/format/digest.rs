@@ -31,7 +31,7 @@ const fn times(a: u64, mut b: u64) -> u64 {
     product
 }
 
-/// x to the power of so many bytes' bits: moves a checksum that far ahead.
+/// x to the power of the number of bits in `bytes`: moves a checksum that far ahead.
 const fn ahead(mut bytes: u64) -> u64 {
     // x^8, squared again and again.
     let mut square: u64 = 1 << (63 - 8);

@@ -129,8 +129,8 @@ async fn put(
             Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {}
             Err(e) => return Err(failed(e)),
         }
-        // Our own, the answer to which was lost; of a past that was given up; or of somebody who is
-        // ahead of us.
+        // It is our own, whose answer was lost; or it belongs to a past that was given up, or to a
+        // later owner.
         let got = to.bucket.store.get(key).await.map_err(failed)?;
         let version = UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
         let Ok(there) = Manifest::from_bytes(&body(got, MANIFEST_BYTES_MAX).await?) else { return Ok(Put::Taken) };

@@ -23,7 +23,7 @@ use std::sync::Arc;
 const AT_ONCE: usize = 16;
 /// The smallest part that every store takes, and the largest that is still tried again lightly.
 const PART_BYTES: (usize, usize) = (8 << 20, 64 << 20);
-/// Stores take so many parts.
+/// Most parts of an upload that stores take.
 const PARTS_MAX: usize = 10_000;
 
 /// What is written down before an upload in parts begins.

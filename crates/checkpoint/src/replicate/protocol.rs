@@ -47,7 +47,7 @@ pub enum Ask {
         /// [`crate::arena::job_hash`] of the job's name
         job: u64,
     },
-    /// A slot is to be stored; so many bytes of index follow at once. Answer: [`Answer::Missing`],
+    /// A slot is to be stored; the bytes of its index follow at once. Answer: [`Answer::Missing`],
     /// or [`Answer::Done`] when it is here already.
     Begin {
         /// whose, and which step
@@ -92,7 +92,7 @@ pub enum Ask {
         /// how many
         count: u64,
     },
-    /// So many bytes of the region of what was found last on this stream, at most a chunk's. They
+    /// Reads a part of the region that was found last on this stream, at most a chunk. Its bytes
     /// follow without an answer.
     ReadBytes {
         /// where they begin
@@ -100,7 +100,7 @@ pub enum Ask {
         /// how many
         bytes: u64,
     },
-    /// A parity shard is to be stored, or more of it comes on this stream, too. Answer:
+    /// A parity shard is to be stored, or another stream brings a part of it, too. Answer:
     /// [`Answer::Done`], or [`Answer::Missing`] with nothing when it is here already.
     Parity {
         /// which
@@ -167,7 +167,7 @@ pub enum Answer {
     Done,
     /// Runs of chunks that are not here yet: (first, count).
     Missing(Vec<(u64, u64)>),
-    /// It is here; so many bytes of index follow at once.
+    /// It is here; the bytes of its index follow at once.
     Found {
         /// its label
         label: Label,

@@ -12,13 +12,13 @@ use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// A chunk that arrives damaged is sent again so many times.
+/// Number of times that a chunk is sent that arrives damaged.
 const ATTEMPTS: u32 = 3;
 
 /// What may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pass {
-    /// So many bytes; 0 to give up.
+    /// The number of bytes that may go; 0 to give up.
     pub bytes: usize,
     /// Nothing more until they have arrived.
     pub alone: bool,
@@ -83,7 +83,7 @@ struct Job<'a> {
 }
 
 impl Link {
-    /// A link that will use so many streams. Opens them when they are needed.
+    /// A link with `streams` streams, which are opened when they are needed.
     #[must_use]
     pub fn new(peer: Peer, streams: usize) -> Self {
         Link { peer, streams: Vec::new(), wanted: streams.max(1), base: None, sent: AtomicU64::new(0) }

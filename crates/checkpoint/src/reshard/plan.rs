@@ -32,7 +32,7 @@ pub struct Run {
     pub shard: u32,
     /// From here in its region.
     pub at: u64,
-    /// So many.
+    /// Its length.
     pub bytes: u64,
     /// To here in what is wanted.
     pub into: u64,
@@ -49,7 +49,7 @@ pub enum PlanError {
     Missing {
         /// of how many
         wanted: u64,
-        /// so many
+        /// how many nobody holds
         elements: u64,
         /// the first of them
         first: Vec<u64>,

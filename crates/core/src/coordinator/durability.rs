@@ -36,8 +36,7 @@ fn with_durable(mut own: Sources, all: &Sources) -> Sources {
 impl Job {
     /// A node says what its memory holds.
     pub(super) fn holds(&mut self, now: Time, node: &NodeId, holdings: Holdings, out: &mut Output) {
-        // A node that comes back when its job is over is in no world, and nothing is to be decided
-        // for it.
+        // A node that comes back when its job is over is in no world: there is nothing to decide.
         if self.record.world.slot(node).is_some() {
             self.shards.set_held(node, holdings);
             // What an earlier life of the coordinator decided stands.
