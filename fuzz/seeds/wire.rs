@@ -48,6 +48,7 @@ pub fn worker_messages() -> serde_json::Result<Seeds> {
     let requests = requests().into_iter().map(|(name, request)| Ok((name, serde_json::to_vec(&request)?)));
     let replies = [
         ("done", Reply::Done),
+        ("owned", Reply::Owned { epoch: 2 }),
         ("slots", Reply::Slots { paths: vec!["/dev/shm/everstep-0/slot".into()], warning: Some("on disk".into()) }),
         (
             "step",

@@ -59,7 +59,8 @@ class AgentTier:
         self._durable, self._any_rank = options.durable, options.any_rank
         world = _worker.world()
         self._identity = (run, world.rank, world.world_size, world.generation, options.any_rank)
-        self._destination = (str(directory), directory.run, options.bandwidth, bool(kind))
+        self._directory = directory
+        self._destination = (options.bandwidth, bool(kind))
         self._rules: Keep | None = options.keep if options.durable else None
         if options.durable:
             self._persist_to(KEEP_ALL)
@@ -74,9 +75,9 @@ class AgentTier:
         self._adopt()
 
     def _persist_to(self, keep: Keep) -> None:
-        directory, run, bandwidth, exactly = self._destination
+        bandwidth, exactly = self._destination
         try:
-            self._agent.persist_to(directory, run, keep.retention(), bandwidth, exactly)
+            self._directory.share(self._agent, keep.retention(), bandwidth, exactly)
         except AgentError as e:
             # If the directory belongs to another job, this job ends; if it cannot be read, this
             # node's agent ends.

@@ -9,9 +9,13 @@ import re
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from . import worker as _worker
 from ._internal import CheckpointError, Claim, ListedCheckpoint, Mark, list_checkpoints, list_line, reach, run_id
+
+if TYPE_CHECKING:
+    from ._internal import Agent, Retention
 
 #: The file with the run id.
 RUN_FILE = "everstep-run.json"
@@ -172,6 +176,14 @@ class Directory:
         self._epoch = agree(epoch)
         if not self._epoch:
             raise failure or CheckpointError(f"{self} belongs to another job; rank 0's error names it")
+
+    def share(self, agent: Agent, keep: Retention, bandwidth: int, exactly: bool) -> None:
+        """Lets the agent of this node write here. The agent claims this directory for the job.
+
+        Raises:
+            AgentError: when the agent may not, or cannot, write here.
+        """
+        self._epoch = agent.persist_to(self._text, self.run, keep, bandwidth, exactly)
 
     def release(self) -> None:
         """Releases the claim, so that another job may use the directory at once."""

@@ -114,7 +114,9 @@ def _groups(value: dict[str, Any], optimizer: Optimizer, found: dict[str, int]) 
     groups, at = [], 0
     for saved, own in zip(value["groups"], optimizer.param_groups, strict=True):
         members = list(range(at, at + len(own["params"])))
-        group = {**saved, "params": members}
+        # A scheduler that the checkpoint does not know of has set this.
+        kept = {"initial_lr": own["initial_lr"]} if "initial_lr" in own else {}
+        group = {**kept, **saved, "params": members}
         if isinstance(labels := saved.get("param_names"), list):
             by_position = {found[n]: label for n, label in zip(saved["params"], labels, strict=True)}
             group["param_names"] = [by_position[i] for i in members]
@@ -160,7 +162,8 @@ def _load(
         CheckpointError: when it fails, or the groups lack options that this optimizer has.
     """
     before = [set(g) for g in optimizer.param_groups]
-    given = {k: _castable(v) if plainly and isinstance(v, dict) else v for k, v in state.items()}
+    # What is of no parameter, torch takes over as it is.
+    given = {k: _castable(v) if plainly and type(k) is int and isinstance(v, dict) else v for k, v in state.items()}
     try:
         optimizer.load_state_dict({"state": given, "param_groups": groups})
     except Exception as e:

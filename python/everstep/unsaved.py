@@ -25,23 +25,23 @@ class UnsavedOptimizers:
         self._state = weakref.ref(state)
         self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet(state.optimizers)
         self._training: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        #: A given optimizer is making a step: the optimizers inside it are part of it.
-        self._inside = False
+        #: The given optimizer that is making a step, with those inside it.
+        self._outer: Optimizer | None = None
         for optimizer in state.optimizers:
             optimizer.register_step_pre_hook(self._begins)
             optimizer.register_step_post_hook(self._ends)
         _register()
         _watched[state] = self
 
-    def _begins(self, *_: Any) -> None:
-        self._inside = True
+    def _begins(self, optimizer: Optimizer, *_: Any) -> None:
+        self._outer = optimizer
 
     def _ends(self, *_: Any) -> None:
-        self._inside = False
+        self._outer = None
 
     def _stepped(self, optimizer: Optimizer) -> None:
         state = self._state()
-        if self._inside or state is None:
+        if state is None or (self._outer is not None and _saves(self._outer, optimizer)):
             return
         if optimizer not in self._seen:
             self._seen.add(optimizer)
@@ -85,6 +85,12 @@ def _register() -> None:
             watcher._stepped(optimizer)
 
     register_optimizer_step_post_hook(stepped)
+
+
+def _saves(outer: Optimizer, inner: Optimizer) -> bool:
+    """Returns whether an optimizer has a way to save the one inside it with its own state."""
+    own = type(outer).state_dict is Optimizer.state_dict and not outer._optimizer_state_dict_post_hooks
+    return outer is inner or not own or inner.state is outer.state
 
 
 def _holds(obj: Any, optimizer: Optimizer, depth: int = 3) -> bool:

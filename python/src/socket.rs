@@ -199,7 +199,7 @@ impl PyAgent {
         self.ask(py, Ask::AwaitDurable(Step(step)), timeout).map(|_| ())
     }
 
-    /// Sets where sealed slots are persisted to.
+    /// Sets where sealed slots are persisted to. Returns in which ownership of the directory.
     #[allow(clippy::too_many_arguments)]
     fn persist_to(
         &self,
@@ -209,7 +209,7 @@ impl PyAgent {
         keep: &PyRetention,
         bandwidth: u64,
         exactly: bool,
-    ) -> PyResult<()> {
+    ) -> PyResult<u64> {
         let persist = Persist {
             directory: to_text(&directory),
             run: run_id(run)?,
@@ -219,7 +219,10 @@ impl PyAgent {
             bandwidth,
             exactly,
         };
-        self.ask(py, Ask::Persist(persist), None).map(|_| ())
+        match self.ask(py, Ask::Persist(persist), None)? {
+            Reply::Owned { epoch } => Ok(epoch),
+            other => Err(AgentError::new_err(format!("unexpected answer {other:?}"))),
+        }
     }
 
     /// Reports that a durable checkpoint is due.

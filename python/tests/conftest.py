@@ -16,14 +16,32 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 from harness.live import LOOP, Job  # noqa: E402  # found through the line above
 
-#: Each test starts processes, and most of them use an optimizer, but not torch's compiler.
+#: Each test starts processes, and most of them use little of torch.
 os.environ["PYTHONPATH"] = os.pathsep.join(
-    [str(Path(__file__).parent / "without_compiler"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    [str(Path(__file__).parent / "quick_torch"), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
 EVERSTEP = str(Path(sys.executable).parent / "everstep")
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+class Failures:
+    """Shows each failure at once: a run that is cut off comes to no summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.write_line(f"\n{report.when} of {report.nodeid} failed:\n{report.longreprtext[-3000:]}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # The processes that run tests report to this one.
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Failures(config))
 
 
 @pytest.fixture

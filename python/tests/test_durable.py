@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from safetensors import safe_open
 from test_capture import _published, _under_agent
+
+from everstep._internal import list_checkpoints
 
 
 def _weight(directory: Path, rank: int) -> float:
@@ -136,3 +140,35 @@ def test_a_script_without_close_leaves_what_was_due(tmp_path):
     code, said, out = _run(tmp_path, NOT_CLOSED)
     assert code == 0, said
     assert _published(out) == {1, 2, 3, 4, 5}
+
+
+SPAWNED = """
+import os, sys
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+import everstep as es
+
+def rank(number, out):
+    dist.init_process_group("gloo", init_method=f"file://{out}.{os.getppid()}", rank=number, world_size=2)
+    model = torch.nn.Linear(1, 1)
+    ckpt = es.CheckpointManager(out, model=model, persist=1)
+    done = ckpt.restore()
+    assert done == 0 or model.weight.item() == number, (done, model.weight)
+    torch.nn.init.constant_(model.weight, number)
+    ckpt.step(done + 1)
+    ckpt.close()
+    dist.barrier()
+    os._exit(0)  # See test_reshard.py.
+
+if __name__ == "__main__":
+    mp.spawn(rank, (sys.argv[1],), nprocs=2)
+"""
+
+
+def test_spawned_ranks_without_an_agent_save_one_checkpoint(tmp_path, env):
+    """Only the process group says which rank each of them is."""
+    script, out = tmp_path / "script.py", tmp_path / "out"
+    script.write_text(SPAWNED)
+    for _ in range(2):
+        alone = subprocess.run([sys.executable, script, out], env=env, capture_output=True, text=True, check=False)
+        assert alone.returncode == 0, alone.stderr[-3000:]
+    assert {s.step: s.world_size for s in list_checkpoints(out)} == {1: 2, 2: 2}

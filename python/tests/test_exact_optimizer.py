@@ -322,3 +322,18 @@ def test_a_parameter_that_is_given_twice_is_refused(tmp_path):
     ckpt.restore()
     with pytest.raises(es.CheckpointError, match=r"encoder\.weight more than once.*each parameter once"):
         ckpt.step(1)
+
+
+def test_a_scheduler_may_be_added_and_an_optimizer_may_keep_state_of_no_parameter(tmp_path):
+    model, optimizer = _training(1)
+    optimizer.state["whole"] = {"name": "a", "seen": [1, 2]}
+    ckpt = es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, persist=1)
+    ckpt.restore()
+    _update(model, optimizer)
+    ckpt.step(1)
+    ckpt.close()
+    model, optimizer = _training(2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    assert es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, persist=0).restore() == 1
+    assert optimizer.state["whole"] == {"name": "a", "seen": [1, 2]}
+    assert [group["initial_lr"] for group in optimizer.param_groups] == scheduler.base_lrs

@@ -40,7 +40,8 @@ def _broken(tmp_path: Path) -> str:
     """Makes a Python whose collectives fail, as they do with a bad device."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(
-        "import os, signal, torch.distributed as dist\ndist.all_reduce = lambda *_: os.kill(os.getpid(), signal.SIGSEGV)\n"
+        (Path(__file__).parent / "quick_torch" / "sitecustomize.py").read_text()
+        + "\nimport os, signal, torch.distributed as dist\ndist.all_reduce = lambda *_: os.kill(os.getpid(), signal.SIGSEGV)\n"
     )
     return str(tmp_path / "site")
 

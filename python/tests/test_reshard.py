@@ -196,7 +196,8 @@ def test_any_layout_to_any_other(tmp_path):
         )
     ]
     line = [sys.executable, str(root / "figures/scripts/reshard_ranks.py"), json.dumps(pairs), str(tmp_path)]
-    env = {**os.environ, "PYTHONPATH": str(root), "GLOO_SOCKET_IFNAME": "lo"}
+    path = os.pathsep.join([str(root), os.environ["PYTHONPATH"]])
+    env = {**os.environ, "PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=200, check=True)
     rows = [json.loads(row) for row in done.stdout.splitlines()]
     assert len(rows) == len(pairs)

@@ -65,6 +65,27 @@ class Outer(torch.optim.Optimizer):
         self.inner.load_state_dict(state)
 
 
+class Sharp(torch.optim.Optimizer):
+    """Makes its steps with another optimizer, whose state it forgets to save (as SAM does)."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+        self.base = torch.optim.Adam(parameters)
+
+    def step(self, closure: Any = None) -> None:
+        self.base.step(closure)
+
+
+def test_an_optimizer_inside_another_that_does_not_save_it_is_warned_about(tmp_path):
+    model = nn.Linear(2, 1)
+    optimizer = Sharp([*model.parameters()])
+    ckpt = es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, persist=0)
+    ckpt.restore()
+    with pytest.warns(UserWarning, match="Adam.* trains parameters that are saved, but is not saved itself"):
+        _update(model, optimizer)
+    ckpt.close()
+
+
 @pytest.mark.parametrize("case", ["given", "in an object", "inside another", "of another model", "without state"])
 def test_other_optimizers_are_not(tmp_path, case):
     model, other = nn.Linear(2, 1), nn.Linear(2, 1)

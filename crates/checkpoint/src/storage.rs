@@ -238,6 +238,9 @@ pub(crate) struct CleanUp<'a> {
     pub dry_run: bool,
 }
 
+/// Whether the directory has the owner and the branch with which a clean-up was planned.
+pub(crate) type Unchanged<'a> = &'a dyn Fn() -> io::Result<bool>;
+
 /// Fails once somebody else has the directory.
 pub(crate) type StillOwned<'a> = &'a dyn Fn() -> io::Result<()>;
 
@@ -270,7 +273,7 @@ pub(crate) trait Storage: fmt::Debug + Send + Sync {
     fn foreign(&self, run: Option<RunId>) -> io::Result<Vec<Foreign>>;
 
     /// Deletes.
-    fn prune(&self, what: &CleanUp<'_>) -> io::Result<Pruned>;
+    fn prune(&self, what: &CleanUp<'_>, unchanged: Unchanged<'_>) -> io::Result<Pruned>;
 
     /// Writes down a shard, for whoever publishes.
     fn note(&self, mark: &Mark, step: u64, shard: &ShardFile) -> io::Result<()>;

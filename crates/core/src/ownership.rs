@@ -34,8 +34,8 @@ pub struct Record {
     pub run: RunId,
     /// Number of owners so far, this one included.
     pub epoch: u64,
-    /// Identity of the owner. All agents of one job share it, and so does a later start that the
-    /// job's coordinator recognizes.
+    /// Identity of the owner. All agents of one run of a job share it, and so does a later start
+    /// that the job's coordinator takes for the same run.
     pub life: String,
     /// Name of the owner's job, for people.
     pub job: String,
@@ -93,7 +93,8 @@ impl Watch {
     /// record's process has certainly ended, which only its own machine can determine.
     pub fn judge(&mut self, now: Time, record: Option<&Record>, dead: bool) -> Verdict {
         let Some(record) = record else { return Verdict::Claim { epoch: 1 } };
-        if record.life == self.life {
+        // What its owner has released, a third one may be about to claim.
+        if record.life == self.life && !record.released {
             return Verdict::Ours { epoch: record.epoch };
         }
         let next = Verdict::Claim { epoch: record.epoch + 1 };
@@ -179,6 +180,8 @@ mod tests {
         assert_eq!(watch.judge(Time(0), Some(&owner), true), Verdict::Claim { epoch: 5 }, "dead on this host");
         let released = Record { released: true, ..owner.clone() };
         assert_eq!(watch.judge(Time(0), Some(&released), false), Verdict::Claim { epoch: 5 });
+        let own = Record { released: true, ..record(4, "b", 1) };
+        assert_eq!(watch.judge(Time(0), Some(&own), false), Verdict::Claim { epoch: 5 }, "another may have seen it");
         assert_eq!(watch.judge(Time(0), Some(&owner), false), Verdict::Wait { left: SILENCE });
         assert_eq!(watch.judge(Time(29_999), Some(&owner), false), Verdict::Wait { left: Duration::from_millis(1) });
         assert_eq!(watch.judge(Time(30_000), Some(&owner), false), Verdict::Claim { epoch: 5 });

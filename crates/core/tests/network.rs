@@ -173,7 +173,10 @@ fn agent() -> Agent {
     agent.handle(Time(0), AgentEvent::Connected);
     let epoch = Epoch(1);
     agent.handle(Time(1), AgentEvent::Order { epoch, order: Order::Welcome { epoch } });
-    let start = Order::Crew(Generation(1), CrewOrder::Start(Start { place, restarts: 0, max_restarts: 3 }));
+    let start = Order::Crew(
+        Generation(1),
+        CrewOrder::Start(Start { place, began: Incarnation(1), restarts: 0, max_restarts: 3 }),
+    );
     agent.handle(Time(2), AgentEvent::Order { epoch, order: start });
     agent.handle(Time(1000), AgentEvent::Disconnected);
     agent

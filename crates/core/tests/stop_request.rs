@@ -9,7 +9,7 @@ use everstep_core::agent::Agent;
 use everstep_core::agent::command::{Command, CrewCommand};
 use everstep_core::agent::event::{CrewEvent, Event as AgentEvent};
 use everstep_core::coordinator::Coordinator;
-use everstep_core::id::{Epoch, Generation, Rank, Step};
+use everstep_core::id::{Epoch, Generation, Incarnation, Rank, Step};
 use everstep_core::message::{
     CrewOrder, CrewReport, Ended, ExitReason, HowEnded, Order, Outcome, Report, Running, Start, Stop,
 };
@@ -193,7 +193,13 @@ fn an_agent_starts_nothing_after_a_stop_that_overtook_the_start() {
     let order = |agent: &mut Agent, order| agent.handle(Time(10), AgentEvent::Order { epoch: Epoch(1), order });
     order(&mut agent, Order::Crew(Generation(1), CrewOrder::Fence { stacks: false }));
     let place = agent::place(1);
-    order(&mut agent, Order::Crew(Generation(2), CrewOrder::Start(Start { place, restarts: 1, max_restarts: 3 })));
+    order(
+        &mut agent,
+        Order::Crew(
+            Generation(2),
+            CrewOrder::Start(Start { place, began: Incarnation(1), restarts: 1, max_restarts: 3 }),
+        ),
+    );
     order(&mut agent, Order::Crew(Generation(2), CrewOrder::Signal(TERM)));
     agent::commands(&mut agent);
     agent.handle(Time(20), AgentEvent::Crew(Generation(1), CrewEvent::WorkersGone { store_port: 1 }));

@@ -136,6 +136,11 @@ impl Ask {
 pub enum Reply {
     /// The request was carried out.
     Done,
+    /// This job owns the directory to write checkpoints to.
+    Owned {
+        /// Which ownership of the directory it is.
+        epoch: u64,
+    },
     /// The slots are reserved and ready to be mapped.
     Slots {
         /// Files of the slots.

@@ -172,7 +172,7 @@ class AgentStore:
             )
             return
         try:
-            worker.agent.persist_to(str(self.root), self.root.run, _KEEP.retention(), 0, True)
+            self.root.share(worker.agent, _KEEP.retention(), 0, True)
         except AgentError as e:
             raise CheckpointError(str(e)) from e
         worker.agent.replicate(self.root.run + _KIND, 0, 0, False)

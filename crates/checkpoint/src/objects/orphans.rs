@@ -8,7 +8,7 @@ use crate::format::manifest::Manifest;
 use crate::format::mark::{MARK_FILE, Mark, turn_of};
 use crate::lineage::{self, Place};
 use crate::retain::{Candidate, surplus};
-use crate::storage::{CleanUp, Foreign, Pruned, Runs, candidate};
+use crate::storage::{CleanUp, Foreign, Pruned, Runs, Unchanged, candidate};
 use everstep_core::id::RunId;
 use everstep_wire::limits::NOTE_BYTES_MAX;
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -29,44 +29,48 @@ const LEFT_FOR: Duration = Duration::from_hours(24);
 ///
 /// # Errors
 /// Those of the store.
-pub(super) fn prune(of: &Location, what: &CleanUp<'_>) -> io::Result<Pruned> {
+pub(super) fn prune(of: &Location, what: &CleanUp<'_>, unchanged: Unchanged<'_>) -> io::Result<Pruned> {
     let CleanUp { policy, run, record, dry_run, .. } = *what;
-    wait(async {
-        let all = manifests(of).await?;
-        let good: Vec<(&ObjectMeta, &Manifest)> =
-            all.iter().filter_map(|(_, object, m)| Some((object, m.as_ref().ok()?))).collect();
-        let runs = Runs::only(Some(run));
-        let places: Vec<Place> = good.iter().map(|(_, m)| runs.place_of(m)).collect();
-        let running = lineage::last(record, &places).cloned().unwrap_or_default();
-        let (own, mut done) = told(&all, run);
-        let candidates: Vec<Candidate> = own.iter().map(|(_, m)| candidate(m, run)).collect();
-        let go: Vec<(&ObjectMeta, &Manifest)> =
-            surplus(policy, &running, &candidates, all.iter().any(|(_, _, m)| m.is_err()))
-                .into_iter()
-                .filter_map(|i| own.get(i).copied())
-                .collect();
-        let name = |o: &ObjectMeta| o.location.filename().unwrap_or_default().trim_end_matches(".json").to_owned();
-        done.gone = go.iter().map(|(o, m)| (m.step, name(o))).collect();
-        let files = |m: &Manifest| -> Vec<Key> {
-            let files = m.shards.iter().map(|s| format!("step-{}/{}", m.step, s.file));
-            files.flat_map(|file| [of.join(&file), of.join(&marked(&file))]).collect()
-        };
-        let gone: HashSet<&Key> = go.iter().map(|(o, _)| &o.location).collect();
-        let stay = good.iter().filter(|(o, _)| !gone.contains(&o.location));
-        let named: HashSet<Key> = stay.flat_map(|(_, m)| files(m)).collect();
-        // Shards before their marks.
-        let mut left: Vec<Key> = go.iter().flat_map(|(_, m)| files(m)).filter(|k| !named.contains(k)).collect();
-        left.sort_by_key(|k| k.filename() == Some(MARK_FILE));
-        if !dry_run {
-            delete(of, go.iter().map(|(o, _)| o.location.clone()).collect()).await?;
-            delete(of, left.clone()).await?;
+    let all = wait(manifests(of))?;
+    let good: Vec<(&ObjectMeta, &Manifest)> =
+        all.iter().filter_map(|(_, object, m)| Some((object, m.as_ref().ok()?))).collect();
+    let runs = Runs::only(Some(run));
+    let places: Vec<Place> = good.iter().map(|(_, m)| runs.place_of(m)).collect();
+    let running = lineage::last(record, &places).cloned().unwrap_or_default();
+    let (own, mut done) = told(&all, run);
+    let candidates: Vec<Candidate> = own.iter().map(|(_, m)| candidate(m, run)).collect();
+    let go: Vec<(&ObjectMeta, &Manifest)> =
+        surplus(policy, &running, &candidates, all.iter().any(|(_, _, m)| m.is_err()))
+            .into_iter()
+            .filter_map(|i| own.get(i).copied())
+            .collect();
+    let name = |o: &ObjectMeta| o.location.filename().unwrap_or_default().trim_end_matches(".json").to_owned();
+    done.gone = go.iter().map(|(o, m)| (m.step, name(o))).collect();
+    let files = |m: &Manifest| -> Vec<Key> {
+        let files = m.shards.iter().map(|s| format!("step-{}/{}", m.step, s.file));
+        files.flat_map(|file| [of.join(&file), of.join(&marked(&file))]).collect()
+    };
+    let gone: HashSet<&Key> = go.iter().map(|(o, _)| &o.location).collect();
+    let stay = good.iter().filter(|(o, _)| !gone.contains(&o.location));
+    let named: HashSet<Key> = stay.flat_map(|(_, m)| files(m)).collect();
+    // Shards before their marks.
+    let mut left: Vec<Key> = go.iter().flat_map(|(_, m)| files(m)).filter(|k| !named.contains(k)).collect();
+    left.sort_by_key(|k| k.filename() == Some(MARK_FILE));
+    if !dry_run {
+        // Listing takes time, in which training may go back to what is to be deleted.
+        if !unchanged()? {
+            return Ok(Pruned { gone: Vec::new(), ..done });
         }
-        let known = named.into_iter().chain(left).collect();
-        // What a manifest names that cannot be read is not known.
-        let unknown: HashSet<u64> = all.iter().filter(|(_, _, m)| m.is_err()).map(|(step, ..)| *step).collect();
-        done.leftovers = orphans(of, &known, &unknown, what).await?;
-        Ok(done)
-    })
+        wait(async {
+            delete(of, go.iter().map(|(o, _)| o.location.clone()).collect()).await?;
+            delete(of, left.clone()).await
+        })?;
+    }
+    let known = named.into_iter().chain(left).collect();
+    // What a manifest names that cannot be read is not known.
+    let unknown: HashSet<u64> = all.iter().filter(|(_, _, m)| m.is_err()).map(|(step, ..)| *step).collect();
+    done.leftovers = wait(orphans(of, &known, &unknown, what))?;
+    Ok(done)
 }
 
 /// Checkpoints that are this run's to delete, and why the others are not.

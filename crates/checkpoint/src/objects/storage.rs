@@ -8,7 +8,8 @@ use crate::format::manifest::Manifest;
 use crate::format::mark::Mark;
 use crate::prepared::Prepared;
 use crate::storage::{
-    CleanUp, Foreign, Found, Home, Pruned, StillOwned, Storage, Target, Unreadable, absent, address, is_ours, not_ours,
+    CleanUp, Foreign, Found, Home, Pruned, StillOwned, Storage, Target, Unchanged, Unreadable, absent, address,
+    is_ours, not_ours,
 };
 use crate::stored::{Stored, is_inside};
 use everstep_core::id::RunId;
@@ -95,8 +96,8 @@ impl Storage for Location {
         Ok(Vec::new())
     }
 
-    fn prune(&self, what: &CleanUp<'_>) -> io::Result<Pruned> {
-        orphans::prune(self, what)
+    fn prune(&self, what: &CleanUp<'_>, unchanged: Unchanged<'_>) -> io::Result<Pruned> {
+        orphans::prune(self, what, unchanged)
     }
 
     fn note(&self, mark: &Mark, step: u64, shard: &ShardFile) -> io::Result<()> {

@@ -51,8 +51,8 @@ pub struct Record {
 struct Continued {
     /// The step.
     step: u64,
-    /// The ownership of the directory at that time. Workers under an agent do not know it, so that
-    /// [`Record::epoch`] is 0 there.
+    /// The ownership of the directory at that time. Where [`Record::epoch`] is 0, whoever wrote this
+    /// did not know its own.
     owner: u64,
 }
 
@@ -218,7 +218,10 @@ pub(super) fn begin(storage: &dyn Storage, from: Origin<'_>, asked: bool, mark: 
     // Whoever goes on in the branch goes on with what the user asked for.
     let earlier = record.as_ref().filter(|r| r.lineage == lineage).and_then(|r| r.asked);
     let asked = asked.then_some(step).or(earlier);
-    let owner = newest_epoch(storage)?.unwrap_or_default();
+    let owner = match mark.epoch {
+        0 => newest_epoch(storage)?.unwrap_or_default(),
+        own => own,
+    };
     let now = Record {
         everstep: VERSION,
         run,
@@ -232,7 +235,11 @@ pub(super) fn begin(storage: &dyn Storage, from: Origin<'_>, asked: bool, mark: 
     let same = record.as_ref().is_some_and(|r| r.lineage == now.lineage);
     let written = match record {
         Some(there) if *there == now => Ok(()),
-        _ => storage.remember(BRANCH_FILE, serde_json::to_vec(&now)?),
+        _ => {
+            // All that was read here may have taken long.
+            still_owned(storage, mark)?;
+            storage.remember(BRANCH_FILE, serde_json::to_vec(&now)?)
+        }
     };
     // On a full disk training goes on where the branch is recorded as it is.
     if !same {
@@ -273,19 +280,39 @@ mod tests {
         let name = || "job".to_owned();
         let who = Claimant { life: name(), job: name(), nodes: 1, leads: true, silence: Duration::from_mins(1) };
         let claim = claim(out.path(), &who, |_| ()).unwrap();
-        // The worker, which records the branch, does not know who owns the directory.
-        let worker = |generation| Mark { run: claim.run(), epoch: 0, generation, attempt: 0 };
-        let agent = |generation| Mark { epoch: claim.epoch(), ..worker(generation) };
+        let mark = |generation| Mark { run: claim.run(), epoch: claim.epoch(), generation, attempt: 0 };
         let storage = at(out.path()).unwrap();
-        let in_branch = |generation, step| running(&*storage, &agent(generation), step).map(|l| l.branch);
+        let in_branch = |generation, step| running(&*storage, &mark(generation), step).map(|l| l.branch);
 
-        let left = begin(&*storage, Origin::Scratch, false, &worker(1)).unwrap();
+        let left = begin(&*storage, Origin::Scratch, false, &mark(1)).unwrap();
         assert_eq!(in_branch(1, 20).unwrap(), left.branch);
         // The script goes back to step 10. What it wrote before is still on its way.
-        let now = begin(&*storage, Origin::Memory { step: 10 }, true, &worker(2)).unwrap();
+        let now = begin(&*storage, Origin::Memory { step: 10 }, true, &mark(2)).unwrap();
         assert_eq!(in_branch(2, 20).unwrap(), now.branch);
         assert_eq!(in_branch(1, 10).unwrap(), now.branch, "both have this step in common");
         let refused = in_branch(1, 20).unwrap_err().to_string();
         assert!(refused.contains("continued from step 10"), "{refused}");
+    }
+
+    #[test]
+    fn a_former_owner_does_not_record_its_branch() {
+        let out = tempfile::tempdir().unwrap();
+        let who = |name: &str| Claimant {
+            life: name.into(),
+            job: name.into(),
+            nodes: 1,
+            leads: true,
+            silence: Duration::from_mins(1),
+        };
+        let first = claim(out.path(), &who("first"), |_| ()).unwrap();
+        let former = Mark { run: first.run(), epoch: first.epoch(), generation: 1, attempt: 0 };
+        first.release();
+        let second = claim(out.path(), &who("second"), |_| ()).unwrap();
+        let mark = Mark { epoch: second.epoch(), ..former };
+        let storage = at(out.path()).unwrap();
+        let now = begin(&*storage, Origin::Memory { step: 10 }, true, &mark).unwrap();
+        let refused = begin(&*storage, Origin::Scratch, false, &former).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied, "{refused}");
+        assert_eq!(running(&*storage, &mark, 11).unwrap().branch, now.branch);
     }
 }

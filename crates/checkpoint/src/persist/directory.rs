@@ -8,7 +8,8 @@ use crate::format::manifest::Manifest;
 use crate::format::mark::Mark;
 use crate::prepared::Prepared;
 use crate::storage::{
-    CleanUp, Foreign, Found, Home, Pruned, StillOwned, Storage, Target, Unreadable, absent, is_ours, not_ours,
+    CleanUp, Foreign, Found, Home, Pruned, StillOwned, Storage, Target, Unchanged, Unreadable, absent, is_ours,
+    not_ours,
 };
 use crate::stored::{Stored, is_inside};
 use crate::unique::unique;
@@ -97,8 +98,8 @@ impl Storage for Directory {
         prune::foreign_in(&self.path, run)
     }
 
-    fn prune(&self, what: &CleanUp<'_>) -> io::Result<Pruned> {
-        prune::prune(&self.path, what)
+    fn prune(&self, what: &CleanUp<'_>, unchanged: Unchanged<'_>) -> io::Result<Pruned> {
+        prune::prune(&self.path, what, unchanged)
     }
 
     fn note(&self, mark: &Mark, step: u64, shard: &ShardFile) -> io::Result<()> {
@@ -131,11 +132,12 @@ impl Storage for Directory {
 
     fn create_new(&self, name: &str, bytes: Vec<u8>) -> io::Result<bool> {
         let (path, temporary) = (self.path.join(name), self.path.join(format!(".{name}.{:016x}", unique())));
-        let mut file = File::create(&temporary)?;
-        file.write_all(&bytes)?;
-        file.sync_all()?;
-        let linked = fs::hard_link(&temporary, &path);
-        fs::remove_file(&temporary)?;
+        let write = |mut file: File| file.write_all(&bytes).and_then(|()| file.sync_all());
+        let written = File::create(&temporary).and_then(write);
+        let linked = written.map(|()| fs::hard_link(&temporary, &path));
+        let removed = fs::remove_file(&temporary);
+        let linked = linked?;
+        removed?;
         match linked {
             Ok(()) => File::open(&self.path)?.sync_all().map(|()| true),
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(false),
@@ -153,8 +155,9 @@ impl Storage for Directory {
 
     fn replace(&self, name: &str, bytes: Vec<u8>) -> io::Result<()> {
         let temporary = self.path.join(format!(".{name}.{:016x}", unique()));
-        fs::write(&temporary, bytes)?;
-        fs::rename(&temporary, self.path.join(name))
+        let replaced = fs::write(&temporary, bytes).and_then(|()| fs::rename(&temporary, self.path.join(name)));
+        // On a full disk there is no room for the remains of each attempt.
+        replaced.inspect_err(|_| drop(fs::remove_file(&temporary)))
     }
 
     fn replace_durably(&self, name: &str, bytes: Vec<u8>) -> io::Result<()> {

@@ -9,6 +9,7 @@ mod entries;
 mod files;
 mod identity;
 mod ownership;
+mod owning_process;
 mod prune;
 
 pub use crate::prepared::Prepared;
@@ -27,7 +28,7 @@ use crate::format::mark::Mark;
 use crate::lineage::{self, Lineage, Place};
 use crate::objects::{Location, is_url};
 use crate::retain::Policy;
-use crate::storage::{CleanUp, Storage, gone};
+use crate::storage::{CleanUp, Storage, Unchanged, gone};
 use directory::Directory;
 use everstep_core::id::{Rank, RunId};
 use everstep_core::message::ShardFile;
@@ -213,7 +214,11 @@ pub fn path_of(directory: &Path, step: u64) -> io::Result<Option<PathBuf>> {
 pub fn prune(directory: &Path, policy: Policy, mark: &Mark) -> io::Result<Pruned> {
     let storage = at(directory)?;
     ownership::still_owned(&*storage, mark)?;
-    prune_of(&*storage, policy, mark.run, mark.turn(), false)
+    let owned = || match ownership::still_owned(&*storage, mark) {
+        Err(e) if ownership::is_lost(&e) => Ok(false),
+        other => other.map(|()| true),
+    };
+    prune_of(&*storage, policy, mark.run, mark.turn(), false, &owned)
 }
 
 /// The same from outside of a job, which may be running: what it has not published yet is left
@@ -224,7 +229,7 @@ pub fn prune(directory: &Path, policy: Policy, mark: &Mark) -> io::Result<Pruned
 pub fn prune_outside(directory: &Path, policy: Policy, dry_run: bool) -> io::Result<Pruned> {
     let storage = at(directory)?;
     match identity::known_run(&*storage)? {
-        Some(run) => prune_of(&*storage, policy, run, (0, 0), dry_run),
+        Some(run) => prune_of(&*storage, policy, run, (0, 0), dry_run, &|| Ok(true)),
         // Nothing here can carry its mark.
         None => Ok(Pruned { foreign: kept_without_run(&*storage)?, ..Pruned::default() }),
     }
@@ -236,9 +241,12 @@ fn prune_of(
     run: RunId,
     before: (u64, u64),
     dry_run: bool,
+    owned: Unchanged<'_>,
 ) -> io::Result<Pruned> {
-    let record = branch::recorded(storage, Some(run))?.map(|r| r.lineage);
-    storage.prune(&CleanUp { policy, run, before, record: record.as_ref(), dry_run })
+    let running = || Ok::<_, io::Error>(branch::recorded(storage, Some(run))?.map(|r| r.lineage));
+    let record = running()?;
+    let unchanged = || Ok(owned()? && running()? == record);
+    storage.prune(&CleanUp { policy, run, before, record: record.as_ref(), dry_run }, &unchanged)
 }
 
 fn kept_without_run(storage: &dyn Storage) -> io::Result<Vec<Foreign>> {

@@ -6,15 +6,14 @@
 //! no lock is needed, on a file system or in a store.
 
 use super::identity::{create, drawn, known_run, run_id};
+use super::owning_process::{has_ended, this_process};
 use crate::format::digest::crc;
 use crate::format::mark::Mark;
-use crate::process::{self, started};
 use crate::storage::Storage;
 use crate::unique::unique;
 use everstep_core::id::RunId;
 use everstep_core::ownership::{ProcessId, RENEWAL, Record, Tenure, Verdict, Watch, refusal};
 use everstep_core::time::Time;
-use std::fs;
 use std::io;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,6 +21,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const LOOK: Duration = Duration::from_millis(200);
+/// How often a record that goes while it is read is looked for again.
+const LISTINGS: u32 = 20;
 /// The run of a record that cannot be read.
 const DAMAGED: RunId = RunId(0);
 /// Others of the same job have this long, beyond the silence, to claim for all.
@@ -94,14 +95,18 @@ impl Claim {
             let dead = found.as_ref().is_some_and(|r| has_ended(&r.process));
             let now = Time(u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX));
             match watch.judge(now, found.as_ref(), dead) {
-                Verdict::Ours { epoch } => {
+                Verdict::Ours { epoch } if newest_epoch(&*storage).map_err(failed)? == Some(epoch) => {
                     return Self::hold(&storage, &directory, who, own_record(run, epoch, who), &mut notice)
                         .map_err(failed);
                 }
                 Verdict::Claim { epoch } if who.leads => {
                     let record = own_record(run, epoch, who);
                     let bytes = serde_json::to_vec(&record).map_err(|e| failed(e.into()))?;
-                    if storage.create_new(&storage.owner_name(epoch), bytes).map_err(failed)? {
+                    let created = storage.create_new(&storage.owner_name(epoch), bytes).map_err(failed)?;
+                    // The record of an epoch that is past has been removed, and can be created again.
+                    if created && newest_epoch(&*storage).map_err(failed)? != Some(epoch) {
+                        let _ = storage.remove(&storage.owner_name(epoch));
+                    } else if created {
                         forget_older(&*storage, epoch);
                         let predecessor = found.filter(|r| dead && !r.released).map(|r| r.job);
                         let mut claim = Self::hold(&storage, &directory, who, record, &mut notice).map_err(failed)?;
@@ -111,7 +116,8 @@ impl Claim {
                     // Somebody else was first, or the store ignores conditions: the record says who
                     // has it.
                 }
-                Verdict::Refuse => {
+                // Whoever leads this job may be about to claim it, or is refused as well.
+                Verdict::Refuse if who.leads || start.elapsed() > who.silence + LEADER => {
                     let owner = found.as_ref().map(|r| refusal(&directory, r));
                     return Err(ClaimError::Refused(owner.unwrap_or_default()));
                 }
@@ -128,6 +134,7 @@ impl Claim {
                         ));
                     }
                 }
+                Verdict::Ours { .. } | Verdict::Refuse => {}
                 Verdict::Claim { .. } => {
                     if start.elapsed() > who.silence + LEADER {
                         let what = "the node that publishes checkpoints has not claimed it: is it the same directory on all nodes?";
@@ -187,6 +194,12 @@ impl Claim {
         self.record.lock().unwrap_or_else(PoisonError::into_inner).run
     }
 
+    /// Whether it was made for this life (see [`Record::life`]).
+    #[must_use]
+    pub fn is_of(&self, life: &str) -> bool {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner).life == life
+    }
+
     /// Nobody has taken the directory over.
     #[must_use]
     pub fn is_current(&self) -> bool {
@@ -205,8 +218,10 @@ impl Claim {
         self.end();
         let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
         record.released = true;
+        let process = record.process.clone();
         drop(record);
-        if renewed {
+        // Another process of the same job may renew it by now.
+        if renewed && newest(&*self.storage).is_ok_and(|r| r.is_none_or(|r| r.process == process)) {
             let _ = renew(&*self.storage, &self.record);
         }
     }
@@ -267,8 +282,17 @@ pub(super) fn newest_epoch(storage: &dyn Storage) -> io::Result<Option<u64>> {
 /// # Errors
 /// Those of the file system or store.
 fn newest(storage: &dyn Storage) -> io::Result<Option<Record>> {
-    let Some(epoch) = newest_epoch(storage)? else { return Ok(None) };
-    let Some(bytes) = storage.recall(&storage.owner_name(epoch))? else { return Ok(None) };
+    for _ in 0..LISTINGS {
+        let Some(epoch) = newest_epoch(storage)? else { return Ok(None) };
+        // The next owner removes the records of those before it.
+        if let Some(bytes) = storage.recall(&storage.owner_name(epoch))? {
+            return Ok(Some(read(epoch, &bytes)));
+        }
+    }
+    Err(io::Error::other("the record of its owner is listed, but cannot be read"))
+}
+
+fn read(epoch: u64, bytes: &[u8]) -> Record {
     // A record that cannot be read has an owner all the same: one that changes, or does not.
     let damaged = |_| Record {
         run: DAMAGED,
@@ -278,11 +302,11 @@ fn newest(storage: &dyn Storage) -> io::Result<Option<Record>> {
         host: "?".into(),
         process: ProcessId::default(),
         nodes: u32::MAX,
-        beat: crc(&bytes),
+        beat: crc(bytes),
         released: false,
     };
-    let record: Record = serde_json::from_slice(&bytes).unwrap_or_else(damaged);
-    Ok(Some(Record { epoch, ..record }))
+    let record: Record = serde_json::from_slice(bytes).unwrap_or_else(damaged);
+    Record { epoch, ..record }
 }
 
 /// The owner of a directory that this one was copied from owns that one only.
@@ -304,7 +328,9 @@ pub(super) fn still_owned(storage: &dyn Storage, mark: &Mark) -> io::Result<()> 
     if (Tenure { run: mark.run, epoch: mark.epoch }).lasts(run, newest_epoch) {
         return Ok(());
     }
-    let by = newest(storage)?
+    let by = newest(storage)
+        .ok()
+        .flatten()
         .map_or_else(String::new, |r| format!(" by job {:?} (host {}, pid {})", r.job, r.host, r.process.pid));
     let how = match run {
         Some(run) if run != mark.run => format!("removed or replaced, and is now owned{by}"),
@@ -327,27 +353,11 @@ fn forget_older(storage: &dyn Storage, epoch: u64) {
     }
 }
 
-fn place() -> String {
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let space = fs::read_link("/proc/self/ns/pid").map(|p| p.display().to_string()).unwrap_or_default();
-    if boot.is_empty() || space.is_empty() { String::new() } else { format!("{} {space}", boot.trim()) }
-}
-
-fn this_process() -> ProcessId {
-    let pid = std::process::id();
-    ProcessId { place: place(), pid, started: started(pid).unwrap_or(0) }
-}
-
-/// It ran on this machine, and has certainly ended.
-fn has_ended(process: &ProcessId) -> bool {
-    let here = !process.place.is_empty() && process.place == place();
-    here && process::has_ended(process.pid, process.started)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::persist::{claim, still_owned};
+    use std::fs;
 
     fn who(life: &str, silence: Duration) -> Claimant {
         Claimant { life: life.into(), job: life.into(), nodes: 1, leads: true, silence }
@@ -368,6 +378,36 @@ mod tests {
         assert_eq!(shared.epoch(), first.epoch());
         first.release();
         assert_eq!(claim(scratch.path(), &who("second", long), |_| ()).unwrap().epoch(), 2);
+    }
+
+    #[test]
+    fn a_past_epoch_is_not_claimed_again() {
+        let scratch = tempfile::tempdir().unwrap();
+        let first = claim(scratch.path(), &who("first", SHORT), |_| ()).unwrap();
+        let storage = first.storage.clone();
+        first.release();
+        // Released, but the same job may not take it as its own: another one may claim it just now.
+        let again = claim(scratch.path(), &who("first", SHORT), |_| ()).unwrap();
+        assert_eq!(again.epoch(), 2);
+        assert_eq!(storage.owners().unwrap(), [2]);
+        // A slow one has read the first record, which is gone by now.
+        assert!(storage.create_new(&storage.owner_name(1), Vec::new()).unwrap());
+        assert!(again.is_current());
+        let third = claim(scratch.path(), &who("third", Duration::from_mins(1)), |_| ()).unwrap_err();
+        assert!(third.to_string().contains("job first"), "{third}");
+    }
+
+    #[test]
+    fn of_one_job_only_who_leads_is_refused() {
+        let scratch = tempfile::tempdir().unwrap();
+        let first = claim(scratch.path(), &who("first", SHORT), |_| ()).unwrap();
+        let path = scratch.path().to_owned();
+        let follows = Claimant { leads: false, ..who("second", Duration::from_mins(1)) };
+        let waits = std::thread::spawn(move || claim(&path, &follows, |_| ()).map(|c| c.epoch()));
+        std::thread::sleep(RENEWAL + LOOK * 3);
+        first.release();
+        let second = claim(scratch.path(), &who("second", SHORT), |_| ()).unwrap();
+        assert_eq!((waits.join().unwrap().unwrap(), second.epoch()), (2, 2));
     }
 
     #[test]
@@ -437,13 +477,5 @@ mod tests {
             jobs.into_iter().map(|t| t.join().unwrap()).collect()
         });
         assert_eq!(got.iter().filter(|g| g.is_ok()).count(), 1);
-    }
-
-    #[test]
-    fn a_process_is_told_from_a_later_one_with_its_number() {
-        let me = this_process();
-        assert!(!has_ended(&me));
-        assert!(has_ended(&ProcessId { started: me.started + 1, ..me.clone() }));
-        assert!(!has_ended(&ProcessId { place: "another machine".into(), ..me }));
     }
 }

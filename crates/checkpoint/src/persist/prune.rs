@@ -12,18 +12,18 @@ use crate::format::manifest::{MANIFEST_FILE, Manifest};
 use crate::format::mark::{MARK_FILE, Mark};
 use crate::lineage;
 use crate::retain::{Candidate, surplus};
-use crate::storage::{CleanUp, Foreign, Pruned, candidate};
+use crate::storage::{CleanUp, Foreign, Pruned, Unchanged, candidate};
 use everstep_core::id::RunId;
 use rustix::fs::FileType;
 use std::io;
 use std::path::Path;
 
 /// Deletes published checkpoints that `policy` does not keep, and what turns before that of `mark`
-/// left unpublished. With `dry_run` only says so.
+/// left unpublished, as long as the directory is `unchanged`. With `dry_run` only says so.
 ///
 /// # Errors
 /// Those of the file system. What could not be read is left alone.
-pub(super) fn prune(directory: &Path, what: &CleanUp<'_>) -> io::Result<Pruned> {
+pub(super) fn prune(directory: &Path, what: &CleanUp<'_>, unchanged: Unchanged<'_>) -> io::Result<Pruned> {
     let CleanUp { policy, run, before, record, dry_run } = *what;
     let all = entries::scan(directory, Some(run))?;
     let places = entries::places(&all, Some(run));
@@ -46,8 +46,13 @@ pub(super) fn prune(directory: &Path, what: &CleanUp<'_>) -> io::Result<Pruned> 
     for (entry, manifest) in surplus(policy, &running, &candidates, unread).into_iter().filter_map(|i| own.get(i)) {
         if !dry_run {
             let path = directory.join(&entry.name);
-            // Somebody may have put something into it meanwhile.
-            if only_ours(&path, manifest).is_err() {
+            // Deleting takes time, in which training may go back to what was to be deleted.
+            if !unchanged()? {
+                return Ok(done);
+            }
+            // Somebody may have put something into it meanwhile, or something else in its place.
+            let same = entries::manifest_in(&path).is_ok_and(|there| there == **manifest);
+            if !same || only_ours(&path, manifest).is_err() {
                 continue;
             }
             delete(directory, &path, manifest)?;

@@ -190,7 +190,7 @@ impl Coordinator {
         if let Err(e) = hello.spec.validate() {
             return self.refuse(session, e.to_string(), 2);
         }
-        let job = self.jobs.entry(id.clone()).or_insert_with(|| Job::new(hello.spec.clone(), now));
+        let job = self.jobs.entry(id.clone()).or_insert_with(|| Job::new(&hello, now));
         let over = matches!(job.phase, Phase::Over { .. });
         let of_this_run =
             matches!(&job.record.stage, Stage::Ended { attached, .. } if attached.contains(&hello.incarnation));
@@ -198,7 +198,7 @@ impl Coordinator {
         // starts the job again right after its end wants a new run.
         let gone = job.nodes.sessions().next().is_none();
         if over && gone && !job.write.is_pending() && hello.running.is_none() && !of_this_run {
-            job.run_anew(hello.spec.clone(), now);
+            job.run_anew(&hello, now);
         } else if !over && job.record.spec != hello.spec {
             let why = format!(
                 "node {} asks for other sizes or limits than the rest of job {id}; start all nodes with the same options",
@@ -291,9 +291,9 @@ impl Job {
         matches!(self.phase, Phase::Training { reattach_until: Some(_), .. })
     }
 
-    fn run_anew(&mut self, spec: crate::spec::JobSpec, now: Time) {
+    fn run_anew(&mut self, hello: &Hello, now: Time) {
         let (generation, version) = (self.record.generation, self.write.version());
-        let mut fresh = Job::from_record(JobRecord::new(spec), version, now);
+        let mut fresh = Job::from_record(JobRecord::new(hello.spec.clone(), hello.incarnation), version, now);
         fresh.record.generation = generation;
         *self = fresh;
     }

@@ -99,8 +99,8 @@ impl Job {
     /// Returns the order that starts the current generation on `node`, if it takes part.
     pub(crate) fn start_order(&self, node: &NodeId, size: u32) -> Option<Order> {
         let place = self.record.world.place(node, size)?;
-        let (restarts, max_restarts) = (self.record.restarts, self.record.max_restarts());
-        Some(self.crew_order(CrewOrder::Start(Start { place, restarts, max_restarts })))
+        let (began, restarts, max_restarts) = (self.record.began, self.record.restarts, self.record.max_restarts());
+        Some(self.crew_order(CrewOrder::Start(Start { place, began, restarts, max_restarts })))
     }
 
     fn announcements(&self) -> Vec<(Session, Order)> {

@@ -1,7 +1,7 @@
 //! The life of a generation's workers: start, first step, end.
 
 use super::Place;
-use crate::id::Step;
+use crate::id::{Incarnation, Step};
 use serde::{Deserialize, Serialize};
 
 /// What a node needs to start its workers of a generation.
@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 pub struct Start {
     /// This node's place in the world.
     pub place: Place,
+    /// The agent that began this run of the job, by which its checkpoint directories know the run.
+    pub began: Incarnation,
     /// Restarts used so far (`TORCHELASTIC_RESTART_COUNT`).
     pub restarts: u32,
     /// Restarts allowed (`TORCHELASTIC_MAX_RESTARTS`).

@@ -54,7 +54,10 @@ pub fn running_with(workers: u32) -> Agent {
     agent.handle(Time(0), Event::Connected);
     let orders = [
         Order::Welcome { epoch: Epoch(1) },
-        Order::Crew(Generation(1), CrewOrder::Start(Start { place, restarts: 0, max_restarts: 0 })),
+        Order::Crew(
+            Generation(1),
+            CrewOrder::Start(Start { place, began: Incarnation(1), restarts: 0, max_restarts: 0 }),
+        ),
     ];
     for order in orders {
         agent.handle(Time(1), Event::Order { epoch: Epoch(1), order });

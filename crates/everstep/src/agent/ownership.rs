@@ -11,7 +11,7 @@ use everstep_checkpoint::persist::{self, Claim, ClaimError, Claimant, Target};
 use everstep_checkpoint::retain::Policy;
 use everstep_core::agent::event::Event;
 use everstep_core::exit_code::ExitCode;
-use everstep_core::id::Generation;
+use everstep_core::id::{Generation, Incarnation};
 use everstep_core::message::ExitReason;
 use everstep_core::ownership::SILENCE;
 use everstep_wire::raw::from_text;
@@ -35,13 +35,16 @@ impl Claims {
     fn epoch(&self, directory: &Path, who: &Claimant, inherit: impl FnOnce(&str)) -> Result<u64, ClaimError> {
         let mut claims = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((leads, claim)) = claims.remove(directory) {
-            if leads == who.leads && claim.is_current() {
+            if !claim.is_of(&who.life) {
+                claim.release();
+            } else if leads == who.leads && claim.is_current() {
                 let epoch = claim.epoch();
                 claims.insert(directory.to_owned(), (leads, claim));
                 return Ok(epoch);
+            } else {
+                // Publishing has moved to another agent of this job, or to this one.
+                claim.hand_over();
             }
-            // Publishing has moved to another agent of this job, or to this one.
-            claim.hand_over();
         }
         let claim = persist::claim(directory, who, |line| crate::say!("{line}"))?;
         if let Some(predecessor) = claim.predecessor() {
@@ -50,6 +53,15 @@ impl Claims {
         let epoch = claim.epoch();
         claims.insert(directory.to_owned(), (who.leads, claim));
         Ok(epoch)
+    }
+
+    /// Releases the claims of other runs than this one, which would be taken for those of another
+    /// job. May block.
+    fn release_others(&self, life: &str) {
+        let mut claims = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for (_, (_, claim)) in claims.extract_if(.., |_, (_, claim)| !claim.is_of(life)) {
+            claim.release();
+        }
     }
 
     /// Releases all claims at the end of the job, so that the next owner need not wait.
@@ -82,7 +94,7 @@ impl Driver {
     fn claim(&mut self, who: (Generation, u32), to: Destination, answer: oneshot::Sender<Reply>) {
         let Some(crew) = &self.crew else { return };
         let (job, nodes, leads) = (self.template.job.clone(), crew.nodes, crew.slot.first_rank.0 == 0);
-        let claimant = Claimant { life: self.life(), job, nodes, leads, silence: SILENCE };
+        let claimant = Claimant { life: self.life(crew.began), job, nodes, leads, silence: SILENCE };
         let (claims, inbox) = (self.claims.clone(), self.inbox.clone());
         let (node, world_size) = (self.template.node.clone(), u64::from(crew.world_size));
         tokio::task::spawn_blocking(move || {
@@ -98,16 +110,18 @@ impl Driver {
         });
     }
 
-    /// Returns an identity that all agents of this job share and no other job has, even after the
-    /// coordinator restarts: it is made of the secret, the name and, for a job confined to one
-    /// machine, the machine.
-    fn life(&self) -> String {
+    /// Releases what this agent has claimed for an earlier run of the job.
+    pub(super) fn leave_earlier_runs(&self, began: Incarnation) {
+        let (claims, life) = (self.claims.clone(), self.life(began));
+        tokio::task::spawn_blocking(move || claims.release_others(&life));
+    }
+
+    /// Returns an identity that all agents of this run of the job share and no other job has, even
+    /// after the coordinator restarts.
+    fn life(&self, began: Incarnation) -> String {
         let secret = self.target.token().map(|t| t.reveal().to_owned()).unwrap_or_default();
-        let alone = self.target.endpoint.ends_with(":0") && self.crew.as_ref().is_some_and(|c| c.nodes == 1);
-        let host =
-            if alone { rustix::system::uname().nodename().to_string_lossy().into_owned() } else { String::new() };
         // Not the secret itself: anyone who can read the checkpoints can read the record.
-        format!("{:016x}", run_label(&format!("{secret} {} {host}", self.template.job)))
+        format!("{:016x}", run_label(&format!("{secret} {} {}", self.template.job, began.0)))
     }
 
     /// Handles the result of [`Driver::claim`].
@@ -121,7 +135,7 @@ impl Driver {
                     self.last.belongs(local_rank, to.clone());
                     worker.destination = Some(to);
                 }
-                let _ = answer.send(Reply::Done);
+                let _ = answer.send(Reply::Owned { epoch });
             }
             Err(e) => {
                 let why = format!("everstep may not use the checkpoint directory: {e}");

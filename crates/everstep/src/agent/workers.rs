@@ -10,7 +10,7 @@ use everstep_checkpoint::board::{Board, EVERY_BITS, Word};
 use everstep_core::agent::event::{CrewEvent, Event, Words, WorkerExit};
 use everstep_core::agent::first_error::{EndedWorker, FirstError};
 use everstep_core::exit_code::ExitCode;
-use everstep_core::id::{Generation, Rank, Step};
+use everstep_core::id::{Generation, Incarnation, Rank, Step};
 use everstep_core::message::{
     Holdings, Outcome, Publish, RankOffers, Redundancy, Slot, SnapshotEvery, SnapshotInterval, Start, Stop,
 };
@@ -38,6 +38,8 @@ pub struct Crew {
     pub workers: BTreeMap<u32, Worker>,
     pub world_size: u32,
     pub nodes: u32,
+    /// See [`Start::began`].
+    pub began: Incarnation,
     /// Set when the crew is gone, so that watchers end.
     pub over: Arc<AtomicBool>,
 }
@@ -137,6 +139,7 @@ impl Driver {
         let (restarts, slot) = (start.restarts, &start.place.slot);
         crate::log::set("generation", generation.0);
         self.announce_start(start);
+        self.leave_earlier_runs(start.began);
         self.store.open();
         self.latest = generation;
         self.progress.clear();
@@ -147,6 +150,7 @@ impl Driver {
             workers: BTreeMap::new(),
             world_size: start.place.world_size,
             nodes: start.place.group_world_size,
+            began: start.began,
             over: Arc::default(),
             watched: BTreeSet::new(),
             asked: BTreeSet::new(),

@@ -34,8 +34,8 @@ pub(crate) use shards::Decision;
 
 use super::command::Reason;
 use super::event::Version;
+use crate::message::Hello;
 use crate::progress::ProgressWatch;
-use crate::spec::JobSpec;
 use crate::time::Time;
 use checks::Checks;
 use evidence::Evidence;
@@ -83,10 +83,10 @@ pub struct Job {
 }
 
 impl Job {
-    /// Returns a new job.
+    /// Returns a new job, which the agent with this introduction begins.
     #[must_use]
-    pub fn new(spec: JobSpec, now: Time) -> Self {
-        Job::from_record(JobRecord::new(spec), None, now)
+    pub fn new(hello: &Hello, now: Time) -> Self {
+        Job::from_record(JobRecord::new(hello.spec.clone(), hello.incarnation), None, now)
     }
 
     /// Returns a job from its record: its nodes are expected to come back.

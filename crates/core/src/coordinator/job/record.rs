@@ -18,6 +18,10 @@ const AGAIN: Duration = Duration::from_mins(30);
 pub struct JobRecord {
     /// What the user asked for.
     pub spec: JobSpec,
+    /// The agent that began this run of the job. No other run has it, not even one of the same name
+    /// under another coordinator.
+    #[serde(default)]
+    pub began: Incarnation,
     /// Newest generation; it never decreases, not even when the job runs again.
     pub generation: Generation,
     /// World of that generation.
@@ -117,11 +121,12 @@ fn remember<T>(history: &mut Vec<T>, entry: T) {
 }
 
 impl JobRecord {
-    /// Returns the record of a new job.
+    /// Returns the record of a new job, which this agent begins.
     #[must_use]
-    pub fn new(spec: JobSpec) -> Self {
+    pub fn new(spec: JobSpec, began: Incarnation) -> Self {
         JobRecord {
             spec,
+            began,
             generation: Generation(0),
             world: World::default(),
             stage: Stage::Forming,
