@@ -113,6 +113,8 @@ pub enum Order {
     },
     /// The job is over: end the remaining workers, clean up and exit.
     End(ExitReason),
+    /// The job goes on without this node: clean up and exit.
+    Leave(ExitReason),
 }
 
 /// An order about the workers of one generation.

@@ -200,11 +200,12 @@ impl Claim {
         self.record.lock().unwrap_or_else(PoisonError::into_inner).life == life
     }
 
-    /// Nobody has taken the directory over.
+    /// Nobody has taken the directory over, and nobody has released it.
     #[must_use]
     pub fn is_current(&self) -> bool {
         let own = Tenure { run: self.run(), epoch: self.epoch() };
-        state(&*self.storage).is_ok_and(|(run, newest)| own.lasts(run, newest))
+        let stands = || newest(&*self.storage).is_ok_and(|r| r.is_none_or(|r| !r.released));
+        state(&*self.storage).is_ok_and(|(run, newest)| own.lasts(run, newest)) && stands()
     }
 
     /// Renews no longer; another process of the same job does.
@@ -282,7 +283,10 @@ pub(super) fn newest_epoch(storage: &dyn Storage) -> io::Result<Option<u64>> {
 /// # Errors
 /// Those of the file system or store.
 fn newest(storage: &dyn Storage) -> io::Result<Option<Record>> {
-    for _ in 0..LISTINGS {
+    for look in 0..LISTINGS {
+        if look > 0 {
+            std::thread::sleep(LOOK);
+        }
         let Some(epoch) = newest_epoch(storage)? else { return Ok(None) };
         // The next owner removes the records of those before it.
         if let Some(bytes) = storage.recall(&storage.owner_name(epoch))? {

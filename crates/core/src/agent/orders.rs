@@ -34,7 +34,7 @@ impl Agent {
             Order::Idle { excluded } if self.crew.is_none() => self.book.waits(now.micros(), excluded),
             Order::Idle { .. } => {}
             Order::Notice { what } => self.out.push_back(Command::Say { what }),
-            Order::End(reason) => self.end(now, reason),
+            Order::End(reason) | Order::Leave(reason) => self.end(now, reason),
         }
     }
 

@@ -48,7 +48,7 @@ impl Job {
             let Some(session) = self.nodes.remove(&id).and_then(|n| n.session) else { continue };
             let why = format!("node {id} goes to another job");
             out.notice(session, why.clone());
-            out.send(session, Order::End(ExitReason { code: ExitCode::Done.number(), why }));
+            out.send(session, Order::Leave(ExitReason { code: ExitCode::Done.number(), why }));
             // The job must not ask for a replacement of a node that it gave away.
             let most = u32::try_from(self.record.world.slots.len()).unwrap_or(u32::MAX);
             self.record.largest = self.record.largest.min(most.max(1));

@@ -64,13 +64,15 @@ impl Claims {
         }
     }
 
-    /// Releases all claims at the end of the job, so that the next owner need not wait.
-    pub async fn release(&self) {
+    /// Ends all claims, and releases them if the job is `over`, so that the next owner need not
+    /// wait.
+    pub async fn end(&self, over: bool) {
         // While the lock is taken, a claim is waiting and owns nothing yet.
         let claims = self.0.try_lock().map(|mut claims| std::mem::take(&mut *claims)).unwrap_or_default();
         if !claims.is_empty() {
             // If they are not released in time, the next owner waits until the claims time out.
-            let released = tokio::task::spawn_blocking(|| claims.into_values().for_each(|(_, claim)| claim.release()));
+            let end = move |(_, claim): (bool, Claim)| if over { claim.release() } else { claim.hand_over() };
+            let released = tokio::task::spawn_blocking(move || claims.into_values().for_each(end));
             let _ = tokio::time::timeout(RELEASE, released).await;
         }
     }
