@@ -42,8 +42,34 @@ class _NotYet(ModuleType):
         setattr(_imported(self.__name__), name, value)
 
 
+class _NoRules:
+    """The rules of the compiler: a process group clears what was derived from them."""
+
+    @staticmethod
+    def clear_lru_cache() -> None:
+        """Does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_imported(_COMPILER).trace_rules, name)
+
+
+class _NoUtils:
+    """Parts of the compiler: DistributedDataParallel asks how it would be compiled."""
+
+    @staticmethod
+    def get_optimize_ddp_mode() -> str:
+        """Returns the compiler's default."""
+        return "ddp_optimizer"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_imported(_COMPILER).utils, name)
+
+
 class _NoCompiler(_NotYet):
-    """Stands for the compiler until something else than these two functions is asked of it."""
+    """Stands for the compiler until something else than this is asked of it."""
+
+    trace_rules = _NoRules()
+    utils = _NoUtils()
 
     @staticmethod
     def graph_break(msg: str = "") -> None:
@@ -76,8 +102,11 @@ def _imported(name: str) -> ModuleType:
 
 
 def _leave() -> None:
-    """Spares the end of the process the search for what nothing refers to, unless the compiler's libraries count that."""
-    if isinstance(sys.modules[_COMPILER], _NotYet):
+    """Spares the end of the process the search for what nothing refers to, unless the compiler's libraries count that,
+    or a process group is to be destroyed with its threads."""
+    group = sys.modules.get("torch.distributed")
+    has_group = group is not None and group.is_available() and group.is_initialized()
+    if isinstance(sys.modules[_COMPILER], _NotYet) and not has_group:
         gc.freeze()
 
 
