@@ -143,7 +143,9 @@ fn its_job_goes_on_without_it_before_anybody_is_asked_to_move_it() {
     stopped(&mut scene, "small", 3..6);
     scene.passes(1000);
     assert_eq!(size(&scene, "small"), 2);
-    assert!(scene.sent.iter().any(|o| matches!(o, Order::Leave(ExitReason { code: 0, why }) if why.contains("node 5"))));
+    assert!(
+        scene.sent.iter().any(|o| matches!(o, Order::Leave(ExitReason { code: 0, why }) if why.contains("node 5")))
+    );
     trains(&mut scene, 3..5);
     scene.passes(1000);
     let moved: Vec<_> = scene.provisions.iter().filter(|r| matches!(r.remedy, Remedy::Move { .. })).collect();
