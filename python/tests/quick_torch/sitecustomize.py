@@ -16,6 +16,7 @@ import atexit
 import gc
 import importlib
 import sys
+import time
 from collections.abc import Callable
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
@@ -25,6 +26,9 @@ from typing import Any
 _COMPILER = "torch._dynamo"
 #: Imported for what it registers: nothing asks it for anything.
 _KERNELS = "torch._meta_registrations"
+#: Seconds for what threads of a process group still have to do. torch aborts if one of them needs the interpreter while
+#: that ends, which takes a second longer with the compiler.
+_THREADS_END = 0.2
 #: What was asked of these modules: they are imported.
 _wanted: set[str] = set()
 
@@ -103,10 +107,12 @@ def _imported(name: str) -> ModuleType:
 
 def _leave() -> None:
     """Spares the end of the process the search for what nothing refers to, unless the compiler's libraries count that,
-    or a process group is to be destroyed with its threads."""
+    or a process group is still there."""
     group = sys.modules.get("torch.distributed")
     has_group = group is not None and group.is_available() and group.is_initialized()
-    if isinstance(sys.modules[_COMPILER], _NotYet) and not has_group:
+    if has_group:
+        time.sleep(_THREADS_END)
+    elif isinstance(sys.modules[_COMPILER], _NotYet):
         gc.freeze()
 
 
