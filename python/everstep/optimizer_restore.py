@@ -114,7 +114,7 @@ def _groups(value: dict[str, Any], optimizer: Optimizer, found: dict[str, int]) 
     groups, at = [], 0
     for saved, own in zip(value["groups"], optimizer.param_groups, strict=True):
         members = list(range(at, at + len(own["params"])))
-        # A scheduler that the checkpoint does not know of has set this.
+        # Set by a scheduler that was added after the checkpoint was written.
         kept = {"initial_lr": own["initial_lr"]} if "initial_lr" in own else {}
         group = {**kept, **saved, "params": members}
         if isinstance(labels := saved.get("param_names"), list):
@@ -162,7 +162,7 @@ def _load(
         CheckpointError: when it fails, or the groups lack options that this optimizer has.
     """
     before = [set(g) for g in optimizer.param_groups]
-    # What is of no parameter, torch takes over as it is.
+    # torch takes state that belongs to no parameter as it is.
     given = {k: _castable(v) if plainly and type(k) is int and isinstance(v, dict) else v for k, v in state.items()}
     try:
         optimizer.load_state_dict({"state": given, "param_groups": groups})

@@ -30,9 +30,9 @@ def number(name: str, default: int) -> int:
         return default
 
 
-def _in_group() -> tuple[int, int]:
-    """Returns rank and world size in torch's process group, by which ranks that were spawned, or
-    started by mpirun, know each other; ``(0, 1)`` if there is none."""
+def place_in_group() -> tuple[int, int]:
+    """Returns the rank and the number of ranks in torch's process group; ``(0, 1)`` if there is
+    none. Ranks that were spawned, or started by mpirun, have no variables that say so."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return 0, 1
@@ -41,7 +41,7 @@ def _in_group() -> tuple[int, int]:
 
 def world() -> World:
     """Returns the place of this worker in the world of its generation."""
-    rank, world_size = (0, 1) if "RANK" in os.environ else _in_group()
+    rank, world_size = (0, 1) if "RANK" in os.environ else place_in_group()
     return World(
         job=os.environ.get("EVERSTEP_JOB", ""),
         generation=number("EVERSTEP_GENERATION", 0),

@@ -27,7 +27,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 class Failures:
-    """Shows each failure at once: a run that is cut off comes to no summary."""
+    """Shows each failure at once: a run that is cut off prints no summary."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config

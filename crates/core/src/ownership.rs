@@ -93,7 +93,7 @@ impl Watch {
     /// record's process has certainly ended, which only its own machine can determine.
     pub fn judge(&mut self, now: Time, record: Option<&Record>, dead: bool) -> Verdict {
         let Some(record) = record else { return Verdict::Claim { epoch: 1 } };
-        // What its owner has released, a third one may be about to claim.
+        // Another job may be claiming a record that was released.
         if record.life == self.life && !record.released {
             return Verdict::Ours { epoch: record.epoch };
         }

@@ -32,6 +32,7 @@ from ..slots import Snapshot, described
 from ..state import Item
 from ..tiers import USER, Keep, TierOptions
 from ..worker import in_group
+from ..world import place_in_group
 from . import notices
 
 #: Everything stays: checkpoints made through DCP are the user's.
@@ -75,13 +76,6 @@ class Number:
 
 def _newest(root: Directory) -> int:
     return max([0, *(row.step for row in list_checkpoints(root)), *foreign_steps(root)])
-
-
-def place() -> tuple[int, int]:
-    """Returns the rank of this process among those that save together, and their number. Only the
-    process group tells: ranks that were spawned, or started by mpirun, have no variables for that,
-    and without a group, each process saves alone."""
-    return (dist.get_rank(), dist.get_world_size()) if in_group() else (0, 1)
 
 
 def require_same(steps: set[int | None]) -> None:
@@ -184,7 +178,7 @@ class AgentStore:
         with self.turn():
             if self._held is None:
                 paths = _slots()
-                arena = Arena(paths, self.root.run + _KIND, *place(), 0, True) if paths else None
+                arena = Arena(paths, self.root.run + _KIND, *place_in_group(), 0, True) if paths else None
                 self._held = max([0, *(step for step, _ in arena.held())]) if arena else 0
             return self._held
 
@@ -356,7 +350,7 @@ class PlainStore:
         self.root = root
         root.prepare()
         self._epoch = 0
-        self._rank, self._size = place()
+        self._rank, self._size = place_in_group()
         #: Memory is added when a save begins before the last one is written.
         self._free: list[Room] = []
 

@@ -25,9 +25,10 @@ from .. import worker as _worker
 from .._internal import CheckpointError
 from ..directory import Directory
 from ..worker import in_group
+from ..world import place_in_group
 from . import shares, turns
 from .pieces import Piece, items, of_object
-from .stores import AgentStore, Number, PlainStore, place
+from .stores import AgentStore, Number, PlainStore
 
 #: Seconds in which the thread that async_save starts must take over a save.
 HANDOVER = 120.0
@@ -290,7 +291,7 @@ class Writer(dcp.StorageWriter, AsyncStager):
         """Does nothing."""
 
     def _store(self, root: Directory) -> AgentStore | PlainStore:
-        here, ranks = place(), _worker.world().world_size
+        here, ranks = place_in_group(), _worker.world().world_size
         agent = _worker.current().agent
         if agent is not None and ranks > 1 and not (dist.is_available() and dist.is_initialized()):
             raise CheckpointError(

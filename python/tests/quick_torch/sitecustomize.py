@@ -1,6 +1,6 @@
-"""Makes the scripts of tests start in half of the time that importing torch takes otherwise.
+"""Halves the time in which the scripts of tests import torch.
 
-Most tests start such processes, and most of the time of those goes into parts of torch that no test looks at:
+Most tests start such processes, which spend most of their time on parts of torch that the tests do not use:
 
 - Its compiler: every optimizer imports ``torch._dynamo``, to say that its methods are not to be compiled. As long as nothing else of
   the compiler was used, nothing compiles, and there is nothing to say.
@@ -46,34 +46,24 @@ class _NotYet(ModuleType):
         setattr(_imported(self.__name__), name, value)
 
 
-class _NoRules:
-    """The rules of the compiler: a process group clears what was derived from them."""
+class _Part:
+    """Stands for a module of the compiler, and knows some of its answers without it."""
 
-    @staticmethod
-    def clear_lru_cache() -> None:
-        """Does nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(_imported(_COMPILER).trace_rules, name)
-
-
-class _NoUtils:
-    """Parts of the compiler: DistributedDataParallel asks how it would be compiled."""
-
-    @staticmethod
-    def get_optimize_ddp_mode() -> str:
-        """Returns the compiler's default."""
-        return "ddp_optimizer"
+    def __init__(self, name: str, **known: Any) -> None:
+        self._name = name
+        vars(self).update(known)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(_imported(_COMPILER).utils, name)
+        return getattr(getattr(_imported(_COMPILER), self._name), name)
 
 
 class _NoCompiler(_NotYet):
-    """Stands for the compiler until something else than this is asked of it."""
+    """Stands for the compiler until anything else is asked of it."""
 
-    trace_rules = _NoRules()
-    utils = _NoUtils()
+    #: A process group clears what was derived from these rules.
+    trace_rules = _Part("trace_rules", clear_lru_cache=lambda: None)
+    #: DistributedDataParallel asks how it would be compiled: this is the default.
+    utils = _Part("utils", get_optimize_ddp_mode=lambda: "ddp_optimizer")
 
     @staticmethod
     def graph_break(msg: str = "") -> None:
@@ -106,8 +96,8 @@ def _imported(name: str) -> ModuleType:
 
 
 def _leave() -> None:
-    """Spares the end of the process the search for what nothing refers to, unless the compiler's libraries count that,
-    or a process group is still there."""
+    """Skips the garbage collection at the end of the process, unless a process group is still there, or libraries of
+    the compiler, which report what was not collected."""
     group = sys.modules.get("torch.distributed")
     has_group = group is not None and group.is_available() and group.is_initialized()
     if has_group:

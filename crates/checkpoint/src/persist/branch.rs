@@ -236,7 +236,7 @@ pub(super) fn begin(storage: &dyn Storage, from: Origin<'_>, asked: bool, mark: 
     let written = match record {
         Some(there) if *there == now => Ok(()),
         _ => {
-            // All that was read here may have taken long.
+            // Another job may have taken the directory over during these reads.
             still_owned(storage, mark)?;
             storage.remember(BRANCH_FILE, serde_json::to_vec(&now)?)
         }

@@ -21,7 +21,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const LOOK: Duration = Duration::from_millis(200);
-/// How often a record that goes while it is read is looked for again.
+/// How many times to look for a record that is removed while it is being read.
 const LISTINGS: u32 = 20;
 /// The run of a record that cannot be read.
 const DAMAGED: RunId = RunId(0);
@@ -103,7 +103,7 @@ impl Claim {
                     let record = own_record(run, epoch, who);
                     let bytes = serde_json::to_vec(&record).map_err(|e| failed(e.into()))?;
                     let created = storage.create_new(&storage.owner_name(epoch), bytes).map_err(failed)?;
-                    // The record of an epoch that is past has been removed, and can be created again.
+                    // The record of a past epoch has been removed, so creating it again succeeds.
                     if created && newest_epoch(&*storage).map_err(failed)? != Some(epoch) {
                         let _ = storage.remove(&storage.owner_name(epoch));
                     } else if created {
@@ -116,7 +116,7 @@ impl Claim {
                     // Somebody else was first, or the store ignores conditions: the record says who
                     // has it.
                 }
-                // Whoever leads this job may be about to claim it, or is refused as well.
+                // The agent that leads this job may be about to claim it, or is refused itself.
                 Verdict::Refuse if who.leads || start.elapsed() > who.silence + LEADER => {
                     let owner = found.as_ref().map(|r| refusal(&directory, r));
                     return Err(ClaimError::Refused(owner.unwrap_or_default()));
@@ -204,8 +204,10 @@ impl Claim {
     #[must_use]
     pub fn is_current(&self) -> bool {
         let own = Tenure { run: self.run(), epoch: self.epoch() };
-        let stands = || newest(&*self.storage).is_ok_and(|r| r.is_none_or(|r| !r.released));
-        state(&*self.storage).is_ok_and(|(run, newest)| own.lasts(run, newest)) && stands()
+        let lasts = |run, newest: Option<Record>| {
+            own.lasts(run, newest.as_ref().map(|r| r.epoch)) && newest.is_none_or(|r| !r.released)
+        };
+        known_run(&*self.storage).and_then(|run| Ok(lasts(run, newest(&*self.storage)?))).unwrap_or(false)
     }
 
     /// Renews no longer; another process of the same job does.
@@ -221,7 +223,7 @@ impl Claim {
         record.released = true;
         let process = record.process.clone();
         drop(record);
-        // Another process of the same job may renew it by now.
+        // Another process of the same job may be renewing it by now.
         if renewed && newest(&*self.storage).is_ok_and(|r| r.is_none_or(|r| r.process == process)) {
             let _ = renew(&*self.storage, &self.record);
         }
@@ -390,11 +392,11 @@ mod tests {
         let first = claim(scratch.path(), &who("first", SHORT), |_| ()).unwrap();
         let storage = first.storage.clone();
         first.release();
-        // Released, but the same job may not take it as its own: another one may claim it just now.
+        // The same job must claim it anew: another one may be claiming it too.
         let again = claim(scratch.path(), &who("first", SHORT), |_| ()).unwrap();
         assert_eq!(again.epoch(), 2);
         assert_eq!(storage.owners().unwrap(), [2]);
-        // A slow one has read the first record, which is gone by now.
+        // A slow job had read the first record before it was removed.
         assert!(storage.create_new(&storage.owner_name(1), Vec::new()).unwrap());
         assert!(again.is_current());
         let third = claim(scratch.path(), &who("third", Duration::from_mins(1)), |_| ()).unwrap_err();

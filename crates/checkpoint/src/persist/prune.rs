@@ -46,7 +46,7 @@ pub(super) fn prune(directory: &Path, what: &CleanUp<'_>, unchanged: Unchanged<'
     for (entry, manifest) in surplus(policy, &running, &candidates, unread).into_iter().filter_map(|i| own.get(i)) {
         if !dry_run {
             let path = directory.join(&entry.name);
-            // Deleting takes time, in which training may go back to what was to be deleted.
+            // During the deletions, training may have gone back to a checkpoint that comes next.
             if !unchanged()? {
                 return Ok(done);
             }

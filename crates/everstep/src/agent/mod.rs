@@ -235,7 +235,7 @@ impl Driver {
             let (own, run) = (self.replicas.own().clone(), self.replicas.holder.run());
             end.hurried = !std::mem::take(&mut self.last).persist(own, run, self.impatient, inputs).await;
         }
-        // Where the job goes on, its directory must not look free.
+        // If the job continues elsewhere, its directory must not look free.
         self.claims.end(self.over).await;
         if self.discard || !storage::holds_slots(&self.template.job, &self.template.node) {
             storage::discard(&self.template.job, &self.template.node);
