@@ -61,12 +61,13 @@ check-format:
 	cargo fmt --check
 	cargo fmt --check --manifest-path fuzz/Cargo.toml
 
+# In the profile of the tests, which then find the macros of others compiled.
 check-clippy:
-	cargo clippy -q --workspace --all-targets -- -D warnings
+	cargo clippy -q --profile checked --workspace --all-targets -- -D warnings
 
 # Private items are documented too, so links to them are in order.
 check-doc:
-	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc -q --no-deps --workspace --document-private-items
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc -q --profile checked --no-deps --workspace --document-private-items
 
 # The oldest compiler that is promised. Clippy has compiled everything if that is the one in use.
 MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
@@ -84,7 +85,7 @@ check-deny: target/tools/bin/cargo-deny
 	else echo "make check-deny: the database of advisories cannot be reached, so these are not checked"; fi
 
 target/tools/bin/cargo-deny:
-	cargo install -q cargo-deny --version 0.20.2 --locked --debug --root target/tools
+	CARGO_PROFILE_DEV_DEBUG=0 cargo install -q cargo-deny --version 0.20.2 --locked --debug --root target/tools
 
 check-python: $(VENV)/ready
 	$(VENV)/bin/ruff check -q $(PYTHON)

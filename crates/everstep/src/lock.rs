@@ -6,6 +6,7 @@ use rustix::fs::{FlockOperation, OFlags, flock, fstat, major, minor};
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 /// How often to retry a lock that is held.
@@ -38,9 +39,9 @@ impl fmt::Display for Owner {
 
 /// Finds the owner in `/proc/locks`. The process that took the lock may be gone while a child keeps
 /// it.
-fn owner(file: &File) -> Owner {
+fn owner(file: impl AsFd) -> Owner {
     let unknown = Owner { pid: None, name: None, uid: None };
-    let (Ok(about), Ok(locks)) = (fstat(file), std::fs::read_to_string("/proc/locks")) else { return unknown };
+    let (Ok(about), Ok(locks)) = (fstat(&file), std::fs::read_to_string("/proc/locks")) else { return unknown };
     let place = format!("{:02x}:{:02x}:{}", major(about.st_dev), minor(about.st_dev), about.st_ino);
     let of_line = |line: &str| {
         let fields: Vec<&str> = line.split_whitespace().collect();
@@ -91,6 +92,11 @@ pub fn take(directory: &Directory, name: &str, wait: Duration) -> io::Result<Res
 /// Those of the file system.
 pub fn take_directory(directory: &Directory) -> io::Result<bool> {
     held_or(flock(directory.handle(), FlockOperation::NonBlockingLockExclusive))
+}
+
+/// Returns who holds the lock on a directory itself.
+pub fn owner_of(directory: &Directory) -> Owner {
+    owner(directory.handle())
 }
 
 /// Takes the lock `name` in `directory`, which must be there. Returns `None` if another process

@@ -24,16 +24,13 @@ use everstep_core::spec::{JobSpec, Policy, RESTARTS_PER_DAY, RestartBudget};
 use everstep_wire::private::{Directory, Root};
 use everstep_wire::raw::Raw;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How long a world waits for missing nodes by default.
 const JOIN_TIMEOUT: Duration = Duration::from_mins(10);
 /// The same for a job on one node whose generated name only its agent knows. No other node can
 /// join, but the agent may have been suspended for a while.
 const NAMELESS_TIMEOUT: Duration = Duration::from_secs(90);
-
-/// How long to wait for `everstep doctor` to release this node's directory in shared memory.
-const MEMORY_WAIT: Duration = Duration::from_secs(5);
 
 /// `everstep check`: takes part in a check of the nodes and starts no workers.
 pub fn check(o: &Options) -> Result<i32, Failure> {
@@ -181,7 +178,7 @@ fn start(o: &Options) -> Result<i32, Failure> {
     let nanos = now();
     let target = target(o, &meet, &spec)?;
     let streams = open_logs(o, &meet, nanos, streams)?;
-    let (memory, _in_use) = open_memory(&meet.job, &node)?;
+    let (memory, _in_use) = node::open_memory(&meet.job, &node)?;
     // Other commands may run in other directories.
     let whole = |path: &Path| Raw::from(std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()));
     let about = serde_json::json!({"job": meet.job, "node": node, "pid": std::process::id(), "logs": whole(&streams.logs), "kept": whole(&streams.kept), "store": whole(&meet.store), "endpoint": meet.endpoint, "memory": Raw::from(&memory), "token_file": o.token_file.as_deref().map(whole)});
@@ -232,30 +229,6 @@ fn open_logs(o: &Options, meet: &meet::Meet, nanos: u64, streams: Streams) -> Re
         })?;
     }
     Ok(Streams { logs, kept, no_logs, ..streams })
-}
-
-/// Creates the directory for this node's step boards and arenas. Returns its path and its handle,
-/// whose lock shows that it is in use to those who know of no other: `everstep doctor` with another
-/// state directory.
-fn open_memory(job: &str, node: &str) -> Result<(PathBuf, Directory), Failure> {
-    let memory = places::node_memory(job, node);
-    let unusable = |e: std::io::Error| {
-        Failure::config(format!(
-            "cannot use {}: {e}; set EVERSTEP_SHM_DIR to a directory that only you can write",
-            memory.display()
-        ))
-    };
-    let start = Instant::now();
-    loop {
-        let opened = places::open_node_memory(job, node).map_err(unusable)?;
-        let locked = crate::lock::take_directory(&opened).unwrap_or(true);
-        // Somebody may be removing what an earlier job left there.
-        let there = Directory::existing(&memory, Root::Named).and_then(|d| d.is_same(&opened)).unwrap_or(false);
-        if (locked && there) || start.elapsed() > MEMORY_WAIT {
-            return Ok((memory, opened));
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// Returns what all workers of this node have in common.

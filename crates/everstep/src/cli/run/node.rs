@@ -1,14 +1,20 @@
-//! This node's identity: its id, and the lock that keeps a second agent from taking the same one.
+//! This node's identity: its id, its directory in shared memory, and the locks that keep a second
+//! agent from taking either.
 
 use super::meet::Meet;
 use super::{Failure, Options};
 use crate::lock::{self, Owner};
 use crate::places;
+use everstep_wire::private::{Directory, Root};
 use std::fs::File;
-use std::time::Duration;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 /// How long to wait for the lock: the guard of an earlier agent may keep it for a moment.
 const NODE_LOCK_WAIT: Duration = Duration::from_secs(5);
+
+/// How long to wait for `everstep doctor` to release this node's directory in shared memory.
+const MEMORY_WAIT: Duration = Duration::from_secs(5);
 
 /// Takes the lock of a node id. The agent holds it and, after the agent's end, its guard.
 fn lock_node(job: &str, node: &str, wait: Duration) -> Result<Result<File, Owner>, Failure> {
@@ -69,4 +75,41 @@ pub fn node_id(o: &Options, meet: &Meet, nodes_max: u32) -> Result<(String, File
         }
     }
     Err(Failure::config("256 agents of this job run on this machine; give --node-rank"))
+}
+
+/// Creates the directory for this node's step boards and arenas. Returns its path and its handle,
+/// whose lock shows that it is in use to those who know of no other: `everstep doctor` and agents
+/// with another state directory.
+///
+/// # Errors
+/// Fails if the directory cannot be used, and if such an agent uses it: workers of both would talk
+/// to one of the two, and each would replace the other's checkpoints in memory.
+pub fn open_memory(job: &str, node: &str) -> Result<(PathBuf, Directory), Failure> {
+    let memory = places::node_memory(job, node);
+    let unusable = |e: std::io::Error| {
+        Failure::config(format!(
+            "cannot use {}: {e}; set EVERSTEP_SHM_DIR to a directory that only you can write",
+            memory.display()
+        ))
+    };
+    let start = Instant::now();
+    loop {
+        let opened = places::open_node_memory(job, node).map_err(unusable)?;
+        let locked = lock::take_directory(&opened).unwrap_or(true);
+        // Somebody may be removing what an earlier job left there.
+        let there = Directory::existing(&memory, Root::Named).and_then(|d| d.is_same(&opened)).unwrap_or(false);
+        if locked && (there || start.elapsed() > MEMORY_WAIT) {
+            return Ok((memory, opened));
+        }
+        if start.elapsed() > MEMORY_WAIT {
+            let by = lock::owner_of(&opened);
+            return Err(Failure::config(format!(
+                "{} is in use by {by}: another job named {job} runs on this machine with other records \
+                 (EVERSTEP_STATE_DIR, or another container); give this job another --name, or memory of its own with \
+                 EVERSTEP_SHM_DIR",
+                memory.display()
+            )));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
