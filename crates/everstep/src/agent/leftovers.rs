@@ -36,6 +36,11 @@ impl Heir<'_> {
         let Ok(state) = Directory::existing(&places::job(self.predecessor), Root::Named) else { return false };
         let lock = lock::take(&state, &format!("node-{}.lock", self.node), Duration::ZERO);
         let Ok(Ok(_lock)) = lock else { return false };
+        // A job of that name with other records holds the lock of its memory only.
+        let memory = Directory::existing(&places::node_memory(self.predecessor, self.node), Root::Named).ok();
+        if memory.as_ref().is_some_and(|of| !lock::take_directory(of).unwrap_or(true)) {
+            return false;
+        }
         let (old, own) = (self.predecessor, self.job);
         if storage::holds_slots(own, self.node) {
             return false;
