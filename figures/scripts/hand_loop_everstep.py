@@ -38,4 +38,5 @@ while iter_num < max_iters:
     with open(os.path.join(out_dir, "losses"), "a") as file:
         file.write(f"{iter_num} {loss.item()!r}\n")
     ckpt.step(iter_num)
+ckpt.close()
 torch.save(model.state_dict(), os.path.join(out_dir, "final.pt"))

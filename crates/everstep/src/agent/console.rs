@@ -43,7 +43,7 @@ impl Driver {
         match self.restarts {
             0 => crate::say!("done:{steps} in {time}"),
             n => crate::say!(
-                "done:{steps} in {time}, {}; everstep explain {} says why",
+                "done:{steps} in {time}, {}; run everstep explain --job {} to see why",
                 counted(n, "restart"),
                 self.template.job
             ),

@@ -23,7 +23,7 @@ const FAILED_MAX: usize = 16;
 pub fn say_where(to: &Path, step: Step) {
     if let Some(name) = to.file_name().filter(|n| **n != *format!("step-{step}")) {
         crate::say!(
-            "step {step} is saved as {}: step-{step} is another branch's, the user's, not everstep's, or holds more, and stays",
+            "step {step} is saved as {}, because step-{step} already exists and must not be replaced; everstep ckpt ls shows what it is",
             name.display()
         );
     }

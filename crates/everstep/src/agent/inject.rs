@@ -30,7 +30,7 @@ impl Driver {
     pub(super) async fn inject(&mut self, injection: Injection) {
         let Injection { fault, rank, milliseconds } = injection;
         let lasts = Duration::from_millis(milliseconds);
-        crate::say!("injected, because somebody asked for it: {fault:?} at rank {rank}");
+        crate::say!("injecting {} into rank {rank} (everstep inject)", option(fault));
         let pid = self.pid_of(rank);
         let process = pid.and_then(|p| Pid::from_raw(i32::try_from(p).ok()?));
         match (fault, process) {
@@ -68,7 +68,7 @@ impl Driver {
                 });
             }
             (Injected::CorruptReplica, _) => self.corrupt(),
-            (_, None) => crate::say!("rank {rank} has no process here to be broken"),
+            (_, None) => crate::say!("rank {rank} has no process on this node; nothing was injected"),
         }
     }
 
@@ -83,7 +83,7 @@ impl Driver {
     fn corrupt(&self) {
         let held = self.replicas.holder.held();
         let Some(newest) = held.iter().filter(|h| h.replica).max_by_key(|h| (h.label.generation, h.label.step)) else {
-            return crate::say!("this node keeps no copy of another one's shard");
+            return crate::say!("this node has no copy of another node's shard; nothing was injected");
         };
         let flipped = everstep_wire::private::open(&newest.path, rustix::fs::OFlags::RDWR).and_then(|file| {
             let middle = file.metadata()?.len() / 2;
@@ -93,8 +93,22 @@ impl Driver {
             file.write_all_at(&byte, middle)
         });
         if let Err(e) = flipped {
-            crate::say!("{} could not be changed: {e}", newest.path.display());
+            crate::say!("cannot change {}: {e}", newest.path.display());
         }
+    }
+}
+
+/// Returns the name of a fault, as `everstep inject` takes it.
+fn option(fault: Injected) -> &'static str {
+    match fault {
+        Injected::Kill => "kill",
+        Injected::Hang => "hang",
+        Injected::Slow { .. } => "slow",
+        Injected::Oom => "oom",
+        Injected::Xid { .. } => "xid",
+        Injected::Netsplit => "netsplit",
+        Injected::DiskFull => "disk-full",
+        Injected::CorruptReplica => "corrupt-replica",
     }
 }
 

@@ -373,7 +373,7 @@ impl Driver {
             }
             Err(e) => {
                 if !into.over.load(Ordering::Acquire) {
-                    crate::say!("step {step} of rank {rank} could not be had from other nodes: {e}");
+                    crate::say!("cannot fetch step {step} of rank {rank} from other nodes: {e}");
                     // Anything but damage may pass: a holder that restarts, a lack of room.
                     let failed = match e.kind() {
                         std::io::ErrorKind::InvalidData => CrewEvent::RestoreFailed,

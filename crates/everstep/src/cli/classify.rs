@@ -68,7 +68,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
         if o.json {
             print_json(&Classified { version: FIRST, class: None, known: None })?;
         }
-        eprintln!("everstep: no line of this text is known; rows of your own go into a file for --failure-table");
+        eprintln!("everstep: no known error in this text; to add your own classes, see --failure-table");
         return Ok(1);
     };
     let class = found.class;

@@ -6,7 +6,7 @@ use std::fmt::Write;
 /// The commands by purpose, in the order in which they are shown.
 const GROUPS: [(&str, &[&str]); 5] = [
     ("Run", &["run", "check", "inject"]),
-    ("Look", &["status", "logs", "explain", "incidents", "stacks", "goodput", "metrics", "classify", "schema"]),
+    ("Inspect", &["status", "logs", "explain", "incidents", "stacks", "goodput", "metrics", "classify", "schema"]),
     ("Checkpoints", &["ckpt", "memory"]),
     ("Plan", &["plan", "simulate", "size", "trace"]),
     ("Operate", &["approve", "detect", "notify", "doctor"]),

@@ -166,7 +166,8 @@ fn note(which: &Which, right: bool, text: &str) -> Result<i32, Failure> {
     let One { told, incident: found, .. } = one(which, false)?;
     let found = found.ok_or_else(|| Failure::new(ExitCode::Failed, format!("job {} has had no incident", told.job)))?;
     facts::write(&told, Fact::Noted { incident: found.number, right, note: text.to_owned() })?;
-    println!("{} inc-{} was named {}: noted", told.job, found.number, if right { "rightly" } else { "wrongly" });
+    let verdict = if right { "right" } else { "wrong" };
+    println!("recorded: the finding of inc-{} of job {} was {verdict}", found.number, told.job);
     Ok(0)
 }
 

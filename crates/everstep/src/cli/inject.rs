@@ -1,6 +1,7 @@
 //! `everstep inject`: injects a fault into a running job, to test its recovery and what it reports.
 
 use super::{Failure, print_json, runtime, status};
+use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 use everstep_core::exit_code::ExitCode;
 use everstep_core::injection::{Injected, Injection};
@@ -83,7 +84,9 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     match (answer.why, answer.node) {
         (Some(why), _) => Err(Failure::new(ExitCode::Failed, why)),
         (None, Some(node)) if !o.json => {
-            println!("{:?} at rank {} of job {name}, node {node}; see: everstep explain", o.kind, o.rank);
+            let kind = o.kind.to_possible_value();
+            let kind = kind.as_ref().map_or("fault", PossibleValue::get_name);
+            println!("injecting {kind} into rank {} of job {name}, node {node}; see: everstep explain", o.rank);
             Ok(0)
         }
         (None, _) => Ok(0),

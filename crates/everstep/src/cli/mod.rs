@@ -65,7 +65,7 @@ enum Command {
     Status(status::Options),
     /// Print the output of a job's workers
     Logs(logs::Options),
-    /// Show how much of the held time went into new training steps
+    /// Show goodput: the share of the ranks' time spent on new training steps
     Goodput(goodput::Options),
     /// Explain an incident: its cause, what was lost, the response, the outcome, and what to do
     /// next

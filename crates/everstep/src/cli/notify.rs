@@ -27,9 +27,9 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
                 sent = sender.send(&notice).await;
             }
             match sent {
-                Ok(()) => println!("{name}: arrives"),
+                Ok(()) => println!("{name}: delivered"),
                 Err(why) => {
-                    println!("{name}: does not arrive: {why}");
+                    println!("{name}: not delivered: {why}");
                     failed += 1;
                 }
             }

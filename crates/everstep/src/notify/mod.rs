@@ -133,7 +133,7 @@ impl Sender {
                      file takes effect with the next coordinator"
                 ));
             };
-            crate::say!("{route} was not told of {}: {why}", notice.key);
+            crate::say!("cannot notify {route} of inc-{incident} of job {job}: {why}; trying again");
             tokio::time::sleep(pause).await;
         }
         Ok(())

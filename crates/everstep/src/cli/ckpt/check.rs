@@ -46,7 +46,7 @@ pub fn show(inventory: &Inventory, step: Option<u64>, tensors: bool) -> Result<i
     let step = step.or(inventory.rows.first().map(|r| r.step));
     let rows: Vec<&CheckpointRow> = inventory.rows.iter().filter(|r| Some(r.step) == step).collect();
     if rows.is_empty() {
-        return Err(Failure::usage("there is no such checkpoint; everstep ckpt ls shows those that there are"));
+        return Err(Failure::usage("no such checkpoint; run everstep ckpt ls to list the available ones"));
     }
     for row in rows {
         println!(

@@ -82,7 +82,7 @@ fn check_reachable(o: &Options, option: &str, host: &str, port: u16) -> Result<(
 fn own_host(o: &Options, host: &str, port: u16) -> Result<String, Failure> {
     let found = || if is_loopback(host) { Some("127.0.0.1".into()) } else { own_address(host, port) };
     o.local_addr.clone().or_else(found).ok_or_else(|| {
-        Failure::config(format!("no route to {host}; give --local-addr, the address other nodes reach this one by"))
+        Failure::config(format!("cannot determine this node's address: no route to {host}; set --local-addr to the address at which other nodes reach this node"))
     })
 }
 
@@ -108,12 +108,12 @@ pub fn meet(o: &Options, nodes_max: u32) -> Result<Meet, Failure> {
         None | Some("static" | "c10d" | "everstep") => {}
         Some("etcd" | "etcd-v2") => {
             return Err(Failure::usage(
-                "--rdzv-backend etcd is not needed: give --rdzv-backend c10d and --rdzv-endpoint HOST:PORT of one of the nodes, which then keeps the state",
+                "--rdzv-backend etcd is not supported, because everstep needs no etcd server; use --rdzv-backend c10d --rdzv-endpoint HOST:PORT, where HOST is one of the nodes",
             ));
         }
         Some(other) => {
             return Err(Failure::usage(format!(
-                "--rdzv-backend {other} is not known; take static, c10d or everstep (plug-ins of torchrun need torchrun)"
+                "unknown --rdzv-backend {other}; use static, c10d or everstep (torchrun's rendezvous plug-ins work only under torchrun)"
             )));
         }
     }

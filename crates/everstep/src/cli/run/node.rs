@@ -49,7 +49,7 @@ pub fn node_id(o: &Options, meet: &Meet, nodes_max: u32) -> Result<(String, File
             Err(by) => {
                 let seconds = NODE_LOCK_WAIT.as_secs();
                 crate::say!(
-                    "node id {node} of job {job} is in use on this machine by {by}; waiting up to {seconds} s for its end"
+                    "node id {node} of job {job} is in use on this machine by {by}; waiting up to {seconds} s for it to exit"
                 );
                 lock_node(job, &node, NODE_LOCK_WAIT)?
             }

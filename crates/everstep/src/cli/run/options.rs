@@ -162,8 +162,9 @@ pub struct Options {
     /// Name of the job; a job started again under its name finds its checkpoints in memory
     #[arg(long, env = "EVERSTEP_NAME")]
     pub name: Option<String>,
-    /// What to do about machines outside this job (mark a bad one, request another): observe
-    /// reports it, advise asks first, act does it
+    /// How far everstep may go with a bad or missing machine: observe only reports it, advise waits
+    /// for everstep approve, act cordons or requests machines without asking (requires
+    /// --provisioner)
     #[arg(long, env = "EVERSTEP_POLICY", default_value = "observe", value_parser = ["observe", "advise", "act"])]
     pub policy: String,
     /// Program that carries out requests about machines, each one JSON on standard input; for the
