@@ -316,11 +316,11 @@ def watch_gradients(optimizer: Any) -> None:
         pass  # no parameter to hook: the whole step counts as this rank's own time
 
 
-def heartbeat(step: int | None = None, **metrics: float) -> None:
+def heartbeat(step: int | None = None) -> None:
     """Reports progress, not liveness: call it where the loop advances, never from a background
     thread.
 
-    ``step`` is the number of optimizer steps completed. ``metrics`` are kept for later use.
+    ``step`` is the number of optimizer steps completed.
     """
     worker = current()
     if worker.board is None:
