@@ -212,7 +212,7 @@ class CheckpointManager:
             steps += [row.step for row in list_line(self._directory) if row.wrong is None]
         return max(steps, default=None)
 
-    def step(self, step: int, *, metrics: dict[str, float] | None = None, **extra: Any) -> Outcome:
+    def step(self, step: int, **extra: Any) -> Outcome:
         """Records a completed step; call it once at the end of each optimizer step, on all ranks.
 
         Args:

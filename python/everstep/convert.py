@@ -281,7 +281,7 @@ def from_torch(source: Path) -> dict[str, Any]:
 
     try:
         with foreign.open_regular(source, follow=True) as file:
-            state = foreign.safe_load(file, str(source))
+            state = foreign.bounded_load(file, str(source))
     except CheckpointError as e:
         raise CheckpointError(f"{source} is not a torch.save file that can be read: {e.args[0]}") from e
     if not isinstance(state, dict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack
 import torch
@@ -46,6 +46,8 @@ from .blob_format import (
 from .damage import reading
 from .sharded import Note, Part, note_from
 from .tensors import as_real_dtype, device_named
+
+_T = TypeVar("_T")
 
 
 def decode(
@@ -101,7 +103,7 @@ class _Decoder:
         if len(node) == 1 and type(code := next(iter(node))) is int:
             if code == SAME:
                 return self._seen[node[code]]
-            if code == TUPLE and set(map(type, node[code])) <= NUMBERS:
+            if code == TUPLE and type(node[code]) is list and set(map(type, node[code])) <= NUMBERS:
                 return tuple(node[code])
             found = self._tagged(code, node[code])
             return self._complete(found) if code in _NUMBERED else found
@@ -111,16 +113,17 @@ class _Decoder:
         self._seen.append(found)
         return found
 
-    def _items(self, nodes: list[Any]) -> list[Any]:
+    def _items(self, nodes: Any) -> list[Any]:
+        nodes = _as(list, nodes)
         return nodes if set(map(type, nodes)) <= NUMBERS else [self.value(n) for n in nodes]
 
-    def _pairs(self, nodes: list[Any]) -> list[tuple[Any, Any]]:
-        flat = [self.value(n) for n in nodes]
+    def _pairs(self, nodes: Any) -> list[tuple[Any, Any]]:
+        flat = self._items(nodes)
         return list(zip(flat[::2], flat[1::2], strict=True))
 
     def _with_attributes(self, found: Any, attributes: Any) -> Any:
         if attributes is not None:
-            vars(found).update(self.value(attributes))
+            vars(found).update(_as(dict, self.value(attributes)))
         return found
 
     def _tagged(self, code: int, given: Any) -> Any:
@@ -140,9 +143,9 @@ class _Decoder:
         if code == DEQUE:
             return deque(self._items(given[0]), given[1])
         if code == RANGE:
-            return range(*[self.value(n) for n in given])
+            return range(*self._items(given))
         if code == SLICE:
-            return slice(*[self.value(n) for n in given])
+            return slice(*self._items(given))
         if code == TENSOR:
             name, note = (given, {}) if isinstance(given, str) else given
             return self._finished(self._tensor(name), note)
@@ -175,27 +178,43 @@ class _Decoder:
         return tensor.requires_grad_(bool(note.get("grad")))
 
 
-def _array(given: list[Any]) -> Any:
+def _as(kind: type[_T], given: Any) -> _T:
+    """Returns what was given, which has to be of this type: constructors of Python and torch take
+    others for something else (``bytearray(n)`` allocates ``n`` bytes)."""
+    if type(given) is not kind:
+        raise ValueError(f"a {type(given).__name__} where {kind.__name__} belongs")
+    return given
+
+
+def _complex(given: Any) -> complex:
+    real, imaginary = _as(list, given)
+    return complex(_as(float, real), _as(float, imaginary))
+
+
+def _array(given: Any) -> Any:
     import numpy
 
-    dtype, data, shape, fortran = given
+    dtype, data, shape, fortran = _as(list, given)
     found = _from_bytes(dtype, shape, data)
+    if fortran and not found.itemsize:
+        # A copy would give each element a size, and with that all that the shape claims to have.
+        return numpy.ndarray(shape, found.dtype, order="F")
     return numpy.asfortranarray(found) if fortran else found
 
 
-def _scalar(given: list[Any]) -> Any:
-    dtype, data = given
+def _scalar(given: Any) -> Any:
+    dtype, data = _as(list, given)
     return _from_bytes(dtype, [], data)[()]
 
 
-def _from_bytes(dtype: str, shape: list[int], data: bytes) -> Any:
+def _from_bytes(dtype: Any, shape: Any, data: Any) -> Any:
     import numpy
 
-    kind = numpy.dtype(dtype)
-    if kind.itemsize == 0 and data:
+    kind = numpy.dtype(_as(str, dtype))
+    if kind.itemsize == 0 and _as(bytes, data):
         # Empty strings were once written without the size that they have in memory.
         kind = numpy.dtype(f"{dtype[:-1]}1")
-    if not isinstance(dtype, str) or kind.kind not in NUMPY_KINDS or math.prod(shape) * kind.itemsize != len(data):
+    if kind.kind not in NUMPY_KINDS or math.prod(_as(list, shape)) * kind.itemsize != len(_as(bytes, data)):
         raise ValueError(f"an array of {len(data)} bytes in the checkpoint is not {dtype} {shape}: it is damaged")
     found = numpy.ndarray(shape, kind)  # numpy.empty() gives strings without a size one
     if data:
@@ -203,22 +222,23 @@ def _from_bytes(dtype: str, shape: list[int], data: bytes) -> Any:
     return found
 
 
-def _generator(given: list[Any]) -> torch.Generator:
-    generator = torch.Generator(device_named(given[0]))
-    generator.set_state(torch.frombuffer(bytearray(given[1]), dtype=torch.uint8))
+def _generator(given: Any) -> torch.Generator:
+    device, state = _as(list, given)
+    generator = torch.Generator(device_named(_as(str, device)))
+    generator.set_state(torch.frombuffer(bytearray(_as(bytes, state)), dtype=torch.uint8))
     return generator
 
 
 _PLAIN: dict[int, Callable[[Any], Any]] = {
-    BIG_INT: lambda given: int.from_bytes(given, "little", signed=True),
-    COMPLEX: lambda given: complex(given[0], given[1]),
-    TEXT: lambda given: given.decode("utf-8", "surrogatepass"),
-    BYTEARRAY: bytearray,
+    BIG_INT: lambda given: int.from_bytes(_as(bytes, given), "little", signed=True),
+    COMPLEX: _complex,
+    TEXT: lambda given: _as(bytes, given).decode("utf-8", "surrogatepass"),
+    BYTEARRAY: lambda given: bytearray(_as(bytes, given)),
     ELLIPSIS: lambda given: ...,
     ARRAY: _array,
     SCALAR: _scalar,
     CONSTANT: CONSTANTS.__getitem__,
-    DEVICE: torch.device,
+    DEVICE: lambda given: torch.device(_as(str, given)),
     GENERATOR: _generator,
 }
 _OF_ITEMS: dict[int, Callable[[list[Any]], Any]] = {TUPLE: tuple, SET: set, FROZENSET: frozenset, SIZE: torch.Size}

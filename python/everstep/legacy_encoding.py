@@ -24,6 +24,8 @@ def decode(data: bytes, tensor: Callable[[str], Any]) -> Any:
 
 def tensor_of(dtype: str, shape: list[int], data: bytes) -> Tensor:
     """Returns a tensor from its bytes."""
+    if type(data) is not bytes:
+        raise ValueError(f"a {type(data).__name__} where the bytes of a tensor belong")
     if math.prod(shape) * BY_NAME[dtype].itemsize != len(data):
         raise ValueError(f"a tensor of {len(data)} bytes in the checkpoint is not {dtype} {shape}: it is damaged")
     found = torch.empty(shape, dtype=BY_NAME[dtype], device="cpu")
@@ -54,7 +56,8 @@ class _Decoder:
             return torch.Size(value)
         if code == _TORCH:
             kind, text = value
-            found = torch.device(text) if kind == "device" else getattr(torch, text.removeprefix("torch."))
+            # Not getattr(), for which torch imports some of its modules.
+            found = torch.device(text) if kind == "device" else vars(torch)[text.removeprefix("torch.")]
             if isinstance(found, (torch.device, torch.dtype)):
                 return found
         if code == _NUMPY:

@@ -18,7 +18,6 @@ class Outcome:
 
     Attributes:
         should_stop: the job is stopping; this step is the last one.
-        world_changed: the world has changed.
         saved: tiers in which a newer step is complete than at the previous ``step()``: ``"local"``
             once its slot of memory is sealed, ``"disk"`` once it is published and synced. Work
             beside the training (overlapped copies, the agent's writing to storage) is reported by
@@ -29,7 +28,6 @@ class Outcome:
     """
 
     should_stop: bool = False
-    world_changed: bool = False
     saved: frozenset[Tier] = field(default_factory=frozenset)
     steps: Mapping[Tier, int] = field(default_factory=dict)
     failed: tuple[str, ...] = ()
@@ -78,7 +76,7 @@ class Arrivals:
 
     def taken(self, should_stop: bool) -> Outcome:
         """Returns the outcome of a step and begins the next one."""
-        outcome = Outcome(should_stop, False, frozenset(self._saved), self._steps, tuple(self._failed))
+        outcome = Outcome(should_stop, frozenset(self._saved), self._steps, tuple(self._failed))
         self._saved.clear()
         self._failed.clear()
         self.lost.clear()

@@ -66,10 +66,7 @@ def check(state: dict[str, Any]) -> None:
         DamagedError: when it could not be restored.
     """
     with reading("the state of the random generators"):
-        version, internal, gauss = state["python"]
-        if isinstance(internal, bytes):
-            internal = array("I", internal)
-        random.Random().setstate((version, tuple(internal), gauss))
+        random.Random().setstate(_python(state["python"]))
         torch.Generator().set_state(_bytes(state["torch"]))
         if "numpy" in state:
             import numpy
@@ -79,7 +76,21 @@ def check(state: dict[str, Any]) -> None:
             _bytes(device)
 
 
-def _bytes(state: bytes) -> torch.Tensor:
+def _python(state: Any) -> tuple[Any, ...]:
+    """Returns a state as :mod:`random` takes it."""
+    version, internal, gauss = state
+    if type(internal) is bytes:
+        return version, tuple(array("I", internal)), gauss
+    # A range may be longer than any memory.
+    if type(internal) not in (list, tuple):
+        raise ValueError(f"a {type(internal).__name__} where the numbers of a generator belong")
+    return version, tuple(internal), gauss
+
+
+def _bytes(state: Any) -> torch.Tensor:
+    # From a number n, bytearray() makes n bytes.
+    if type(state) is not bytes:
+        raise ValueError(f"a {type(state).__name__} where the bytes of a generator belong")
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
 
@@ -106,10 +117,7 @@ def _numpy(state: Any) -> Any:
 
 def put(state: dict[str, Any]) -> None:
     """Restores a state that :func:`get` returned."""
-    version, internal, gauss = state["python"]
-    if isinstance(internal, bytes):
-        internal = array("I", internal)
-    random.setstate((version, tuple(internal), gauss))
+    random.setstate(_python(state["python"]))
     torch.set_rng_state(_bytes(state["torch"]))
     if "numpy" in state:
         import numpy

@@ -19,6 +19,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 from . import imports, loading
 from ._internal import Agent, AgentError, Board, CheckpointError
+from .exit_code import ExitCode
 from .world import World as World
 from .world import world as world
 
@@ -58,9 +59,7 @@ class _Worker:
         self.watches_data = False
         self.noted_imports = False
         self.step_began = time.perf_counter_ns()
-        #: The exit code with which the script reports that it has failed, by an exception or
-        #: `sys.exit`; 0 as long as it has not.
-        self.exit_code = 0
+        self.exit_code = ExitCode()
         #: Managers with a checkpoint that may be on its way to durable storage.
         self.unfinished: set[Any] = set()
         self._agent: Agent | None = None
@@ -100,7 +99,7 @@ class _Worker:
         inner, pid = sys.excepthook, os.getpid()
 
         def hook(kind: type[BaseException], exc: BaseException, trace: Any) -> None:
-            self.exit_code = 1
+            self.exit_code.value = 1
             inner(kind, exc, trace)
             if os.getpid() == pid and not issubclass(kind, KeyboardInterrupt):
                 with contextlib.suppress(Exception):
@@ -131,10 +130,10 @@ class _Worker:
         def over() -> None:
             if os.getpid() != pid:
                 return
-            if self.exit_code or getattr(sys, "last_type", None) is not None:
+            if self.exit_code.value or getattr(sys, "last_type", None) is not None:
                 # Whatever ends this process now, this is the cause.
                 if self.board is not None and self.board.is_mine():
-                    self.board.script_failed(self.exit_code or 1)
+                    self.board.script_failed(self.exit_code.value or 1)
             else:
                 for manager in list(self.unfinished):
                     # For a script without close(): what was captured for durable storage is still
@@ -142,26 +141,12 @@ class _Worker:
                     manager._finish()
                 _mark_script_over(self)
 
-        self._watch_exit_codes()
+        self.exit_code.watch()
 
         try:
             threading._register_atexit(leaving)  # type: ignore[attr-defined] # before anything is torn down
         except (AttributeError, RuntimeError):
             atexit.register(leaving)
-
-    def _watch_exit_codes(self) -> None:
-        """Records the exit code of a script that reports a failure with an exit code other than
-        0."""
-        inner, main = sys.exit, threading.main_thread()
-
-        @functools.wraps(inner)
-        def leave(status: Any = None, /) -> NoReturn:
-            if threading.current_thread() is main:
-                code = status if isinstance(status, int) else int(status is not None)
-                self.exit_code = code & 0xFF or int(code != 0)
-            inner(status)
-
-        sys.exit = leave
 
     def _offer_stacks(self, board: Board) -> None:
         """Lets the agent ask a hung worker for its stacks; the answer needs neither the interpreter
@@ -228,6 +213,7 @@ class _Worker:
             self._note(step)
 
     def _note(self, step: int) -> None:
+        self.exit_code.went_on()
         now = time.perf_counter_ns()
         if not self.noted_imports:
             # A program that the script has started (a data loader) may have claimed the board. Its
@@ -330,11 +316,11 @@ def watch_gradients(optimizer: Any) -> None:
         pass  # no parameter to hook: the whole step counts as this rank's own time
 
 
-def heartbeat(step: int | None = None, **metrics: float) -> None:
+def heartbeat(step: int | None = None) -> None:
     """Reports progress, not liveness: call it where the loop advances, never from a background
     thread.
 
-    ``step`` is the number of optimizer steps completed. ``metrics`` are kept for later use.
+    ``step`` is the number of optimizer steps completed.
     """
     worker = current()
     if worker.board is None:

@@ -19,7 +19,6 @@ class World:
     world_size: int
     local_rank: int
     node: str
-    is_spare: bool = False
 
 
 def number(name: str, default: int) -> int:

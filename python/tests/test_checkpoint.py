@@ -73,6 +73,15 @@ def test_extra_values_come_back(tmp_path):
     assert ckpt.latest_step("disk") == 6
 
 
+def test_an_extra_value_may_be_called_metrics(tmp_path):
+    """`metrics` used to be a parameter that nothing read."""
+    ckpt = es.CheckpointManager(tmp_path, persist=1, model=torch.nn.Linear(1, 1))
+    ckpt.step(1, metrics={"loss": 0.5})
+    ckpt.close()
+    again = es.CheckpointManager(tmp_path, model=torch.nn.Linear(1, 1))
+    assert again.restore() == 1 and again.extra == {"metrics": {"loss": 0.5}}
+
+
 def test_another_model_shows_what_differs(tmp_path):
     _train(tmp_path, 3, False, False)
     model, optimizer = _model(width=9)

@@ -160,6 +160,22 @@ def test_a_crash_at_exit_does_not_hide_that_the_script_has_failed(ending, end):
     assert "no rank has used an everstep.CheckpointManager" in done.stderr and "SIGABRT" not in done.stderr, done.stderr
 
 
+_CAUGHT = "try: sys.exit(3)\nexcept SystemExit: pass\n"
+
+
+@pytest.mark.parametrize("when", ["before a step", "after the last one"])
+def test_an_exit_code_that_the_script_has_caught_is_not_its_own(ending, when):
+    how = {"END": "atexit.register(os.abort)"}
+    if when == "before a step":
+        how["EARLY"] = f"if step == 3:\n  kept = []\n  {_CAUGHT.replace('pass', 'kept.append(sys.exc_info())')}"
+        how["EARLY"] = how["EARLY"].replace("\nexcept", "\n  except")
+    else:
+        how["END"] = _CAUGHT + how["END"]
+    done, steps = ending(ranks=1, **how)
+    assert (done.returncode, steps) == (0, [12]), done.stderr
+    assert "counts as finished" in done.stderr, done.stderr
+
+
 def test_an_exception_without_a_way_back_ends_the_job_unless_restarts_are_given(ending, tmp_path):
     early = "if step == 6 and rank == 1 and life == 0: raise ValueError('odd batch')"
     done, steps = ending(EARLY=early)

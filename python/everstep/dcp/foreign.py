@@ -9,6 +9,8 @@ import pickle
 import re
 import stat
 import zipfile
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -20,6 +22,7 @@ from .._internal import CheckpointError
 from ..damage import reading
 from . import inert
 from .inert import Made, Pairs, refused
+from .sizes import check_expanded, check_packed, length_of
 
 #: Longest metadata that is read, in bytes.
 METADATA_BYTES_MAX = 1 << 30
@@ -64,6 +67,21 @@ def safe_load(data: BinaryIO, what: str) -> Any:
             raise ValueError(str(e)) from e
 
 
+def bounded_load(data: BinaryIO, what: str) -> Any:
+    """Does the same for a file of anyone: what was loaded takes memory in proportion to its length.
+
+    Raises:
+        CheckpointError: when it would take more, or contains anything else.
+        DamagedError: when it is not such a file.
+    """
+    length = length_of(data)
+    with reading(what):
+        check_packed(data, what)
+    value = safe_load(data, what)
+    check_expanded(value, length, what)
+    return value
+
+
 @dataclass(frozen=True)
 class _Place:
     """The bytes of one item."""
@@ -98,6 +116,7 @@ def load(directory: Path) -> dict[str, Any]:
         raise CheckpointError(f"the metadata in {directory} is longer than {METADATA_BYTES_MAX} bytes")
     with reading(f"the metadata in {directory}"):
         entries, mappings, places = _metadata(inert.loads(data))
+        _check_places(directory, places.values())
         for name, entry in entries.items():
             if isinstance(entry, _Whole):
                 _check(name, entry)
@@ -107,7 +126,7 @@ def load(directory: Path) -> dict[str, Any]:
             value = (
                 _tensor(directory, name, entry, places)
                 if isinstance(entry, _Whole)
-                else safe_load(_piece(directory, places[name, None]), name)
+                else bounded_load(_piece(directory, places[name, None]), name)
             )
             _put(state, mappings.get(name, (name,)), value)
     whole: dict[str, Any] = _lists(state)
@@ -168,6 +187,8 @@ def _metadata(
     mappings: dict[str, tuple[str | int, ...]] = {}
     if fields.get("planner_data") is not None:
         for name, path in _pairs(fields["planner_data"]):
+            # Before it is part of any text: a tuple of tuples may have any length.
+            _as(name, str)
             if (
                 not isinstance(path, tuple)
                 or not path
@@ -175,7 +196,7 @@ def _metadata(
                 or not all(type(p) in (str, int) for p in path)
             ):
                 raise ValueError(f"{name} has no path")
-            mappings[_as(name, str)] = path
+            mappings[name] = path
     places: dict[tuple[str, tuple[int, ...] | None], _Place] = {}
     for index, info in _pairs(fields["storage_data"]):
         key, where = (
@@ -249,6 +270,17 @@ def cover(size: tuple[int, ...], parts: list[tuple[tuple[int, ...], tuple[int, .
     return True
 
 
+def _check_places(directory: Path, places: Iterable[_Place]) -> None:
+    """Checks that items do not share bytes, of which each makes a copy in memory."""
+    lengths: Counter[str] = Counter()
+    for place in places:
+        lengths[place.file] += place.length
+    for name, length in lengths.items():
+        path = directory / name
+        if path.exists() and length > path.stat().st_size:
+            raise ValueError(f"its items have {length} bytes of {name}, more than the file has")
+
+
 def _piece(directory: Path, place: _Place) -> BinaryIO:
     """Opens the bytes of one item."""
     with open_regular(directory / place.file) as file:
@@ -261,9 +293,15 @@ def _piece(directory: Path, place: _Place) -> BinaryIO:
 def _tensor(directory: Path, name: str, whole: _Whole, places: dict[Any, _Place]) -> Tensor:
     pieces = []
     for chunk in whole.chunks:
-        piece = safe_load(_piece(directory, places[name, chunk.offsets]), name)
+        piece = bounded_load(_piece(directory, places[name, chunk.offsets]), name)
         if not isinstance(piece, Tensor) or tuple(piece.shape) != chunk.sizes or piece.dtype != whole.dtype:
             raise ValueError(f"a part of {name} has another type or shape than its metadata says")
+        if (
+            piece.layout is not torch.strided
+            or piece.is_meta
+            or piece.numel() * piece.element_size() > piece.untyped_storage().nbytes()
+        ):
+            raise ValueError(f"a part of {name} has fewer bytes than its shape needs")
         pieces.append((chunk, piece))
     # Memory is allocated only for what can be read.
     tensor = torch.empty(whole.size, dtype=whole.dtype, device="cpu")
@@ -277,9 +315,9 @@ def _put(state: dict[Any, Any], path: tuple[str | int, ...], value: Any) -> None
     for key in above:
         state = state.setdefault(key, _Level())
         if not isinstance(state, _Level):
-            raise ValueError(f"{path} lies below a value")
+            raise ValueError("its path leads through a value")
     if last in state:
-        raise ValueError(f"{path} twice")
+        raise ValueError("its path is that of another value")
     state[last] = value
 
 

@@ -1,0 +1,86 @@
+"""How much memory a file of ``torch.save`` may take, for its length.
+
+A tensor whose elements share memory (``expand()``), a compressed record, or one list that occurs in
+many others: each takes a few bytes of a file, and once written out, any amount of memory.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from .._internal import CheckpointError
+
+#: How torch recognizes its own files.
+_ZIP = b"PK\3\4"
+#: Memory that any file may take, and how often a file may hold the same elements (tied weights).
+_FREE, _TIMES = 64 << 20, 32
+#: An element of a container, in bytes.
+_ELEMENT = 8
+
+
+def _refused(what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{what}; if you trust its author, load it with torch.load in a program of your own, and save what is really in it"
+    )
+
+
+def length_of(data: BinaryIO) -> int:
+    """Returns the length of a file, from its current position (and keeps that)."""
+    at = data.tell()
+    end = data.seek(0, os.SEEK_END)
+    data.seek(at)
+    return end - at
+
+
+def check_packed(data: BinaryIO, what: str) -> None:
+    """Checks, before anything is loaded, that the records of a file are no longer than the file:
+    ``torch.save`` compresses nothing.
+
+    Raises:
+        CheckpointError: when they are.
+        ValueError: when its table of records cannot be read.
+    """
+    at, length = data.tell(), length_of(data)
+    head = data.read(len(_ZIP))
+    data.seek(at)
+    if head != _ZIP:
+        return  # written by an old torch, or no such file at all
+    try:
+        with zipfile.ZipFile(data) as file:
+            claimed = sum(record.file_size for record in file.infolist())
+    except (zipfile.BadZipFile, OSError) as e:
+        raise ValueError(str(e)) from e
+    data.seek(at)
+    if claimed > length:
+        raise _refused(f"{what} has {length} bytes, but its records have {claimed}, and torch.save compresses none")
+
+
+def check_expanded(value: Any, length: int, what: str) -> None:
+    """Checks how much memory a loaded value takes once it is written out.
+
+    Raises:
+        CheckpointError: when that is out of proportion to the file's length.
+    """
+    left = _FREE + _TIMES * length
+    # Not by identity: what occurs twice is written twice.
+    stack = [value]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, Tensor):
+            # Others have no elements in memory, and cannot be written.
+            if value.layout is torch.strided and not value.is_meta:
+                left -= value.numel() * value.element_size()
+        elif isinstance(value, (list, tuple, set, dict)):
+            left -= _ELEMENT * len(value)
+            if left >= 0:
+                stack.extend(value.values() if isinstance(value, dict) else value)
+        if left < 0:
+            raise _refused(
+                f"{what} has {length} bytes, but its values would take more than {_TIMES} times as many (and "
+                f"{_FREE >> 20} MiB): some of its tensors repeat a few elements (expand()), or occur many times"
+            )

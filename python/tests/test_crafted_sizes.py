@@ -1,0 +1,138 @@
+"""Files of torch and of its DCP that claim to have more than they have: a few bytes are never expanded to any length."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from everstep import CheckpointError, convert
+from everstep.dcp import foreign
+
+#: More than any machine has.
+HUGE = 1 << 50
+
+
+def _repeated(size: int) -> torch.Tensor:
+    return torch.as_strided(torch.ones(1), (size,), (0,))
+
+
+def _nested(levels: int) -> list[object]:
+    found: list[object] = [1]
+    for _ in range(levels):
+        found = [found, found]
+    return found
+
+
+def _laughing() -> object:
+    found = _nested(30)
+    return {"kept": {"deep": found, "tensors": (torch.ones(2),)}}
+
+
+def _many(count: int) -> object:
+    tensor = torch.ones(1 << 20)
+    return {str(n): tensor for n in range(count)}
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"model": {"w": _repeated(HUGE)}},
+        {"model": {f"w{n}": _repeated(1 << 20) for n in range(20)}},
+        _many(60),
+        _laughing(),
+    ],
+    ids=["one", "several", "occurrences", "lists"],
+)
+def test_a_torch_file_whose_values_are_much_larger_is_refused(tmp_path, state):
+    torch.save(state, tmp_path / "all.pt")
+    with pytest.raises(CheckpointError, match="would take more than 32 times") as found:
+        convert.from_torch(tmp_path / "all.pt")
+    assert "in a program of your own" in str(found.value)
+
+
+def test_tensors_that_repeat_their_elements_are_imported_if_they_are_small(tmp_path):
+    state = {"model": {"mean": _repeated(1 << 20), "sparse": torch.eye(3).to_sparse()}, "tied": _many(8)}
+    torch.save(state, tmp_path / "all.pt")
+    found = convert.from_torch(tmp_path / "all.pt")
+    assert torch.equal(found["model"]["mean"], state["model"]["mean"]) and len(found["tied"]) == 8
+
+
+def test_a_compressed_torch_file_is_refused(tmp_path):
+    packed = io.BytesIO()
+    torch.save({"w": torch.zeros(1 << 20)}, packed)
+    with (
+        zipfile.ZipFile(packed) as plain,
+        zipfile.ZipFile(tmp_path / "all.pt", "w", zipfile.ZIP_DEFLATED) as file,
+    ):
+        for name in plain.namelist():
+            file.writestr(name, plain.read(name))
+    assert (tmp_path / "all.pt").stat().st_size < 1 << 16 and torch.load(tmp_path / "all.pt")["w"].numel() == 1 << 20
+    with pytest.raises(CheckpointError, match="compresses none"):
+        convert.from_torch(tmp_path / "all.pt")
+
+
+def _dcp_saved(directory, state):
+    dcp.save(state, checkpoint_id=str(directory), no_dist=True)
+    return pickle.loads((directory / ".metadata").read_bytes())
+
+
+@pytest.mark.parametrize("kind", ["repeated", "sparse", "meta"])
+def test_a_part_of_a_tensor_without_its_bytes_is_damage(tmp_path, kind):
+    metadata = _dcp_saved(tmp_path, {"w": torch.ones(4)})
+    value = {
+        "repeated": _repeated,
+        "sparse": lambda size: torch.sparse_coo_tensor([[0]], [1.0], (size,)),
+        "meta": lambda size: torch.empty(size, device="meta"),
+    }[kind]
+    for size in (100, HUGE):
+        torch.save(value(size), tmp_path / "other.distcp")
+        (info,) = metadata.storage_data.values()
+        info.relative_path, info.offset, info.length = "other.distcp", 0, (tmp_path / "other.distcp").stat().st_size
+        (entry,) = metadata.state_dict_metadata.values()
+        entry.size = entry.chunks[0].sizes = torch.Size([size])
+        (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
+        with pytest.raises(CheckpointError, match=r"fewer bytes than its shape needs|would take more"):
+            foreign.load(tmp_path)
+
+
+def test_items_that_share_their_bytes_are_damage(tmp_path):
+    metadata = _dcp_saved(tmp_path, {"a": torch.ones(4000), "b": torch.ones(4000)})
+    (first, info), (other, _) = metadata.storage_data.items()
+    metadata.storage_data[other] = info
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
+    assert foreign.load(tmp_path)["b"].sum() == 4000, "the file has room for both"
+    for name in ("c", "d", "e"):
+        metadata.state_dict_metadata[name] = metadata.state_dict_metadata["a"]
+        metadata.storage_data[type(first)(name, first.offset)] = info
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match="more than the file has"):
+        foreign.load(tmp_path)
+
+
+def test_a_name_that_is_a_tuple_of_tuples_is_not_written_out(tmp_path):
+    """Each level doubles the text, and adds a few bytes to the file."""
+    metadata = _dcp_saved(tmp_path, {"w": torch.ones(4)})
+    name: object = ()
+    for _ in range(12):
+        name = (name, name)
+    metadata.planner_data = _Pairs(name)
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata, 4))
+    with pytest.raises(CheckpointError, match="a tuple where str belongs"):
+        foreign.load(tmp_path)
+
+
+class _Pairs:
+    """Is pickled as an OrderedDict of one item, which is not made here: it would hash its key."""
+
+    def __init__(self, key: object) -> None:
+        self._key = key
+
+    def __reduce__(self) -> tuple[object, ...]:
+        from collections import OrderedDict
+
+        return OrderedDict, (), None, None, iter([(self._key, 5)])
