@@ -7,4 +7,5 @@ pub mod detect;
 pub mod pgstore {
     pub mod client;
     pub mod keys;
+    mod room;
 }

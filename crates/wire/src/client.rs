@@ -55,9 +55,12 @@ async fn request(endpoint: &str, request: Request<Body>) -> Result<Response<Inco
         .map_err(|_| timed_out())?
         .map_err(unreachable)?;
     let _ = stream.set_nodelay(true);
-    // Never send the token to a port of this machine on which another user listens.
-    let listens = stream.peer_addr().and_then(crate::door::check_listener);
-    listens.map_err(|_| ConnectError::NotCoordinator { endpoint: endpoint.into() })?;
+    // Never send the token to another user of this machine.
+    let ends = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?)));
+    ends.and_then(|(local, peer)| crate::door::check_peer(local, peer)).map_err(|e| match e.kind() {
+        std::io::ErrorKind::PermissionDenied => ConnectError::NotCoordinator { endpoint: endpoint.into() },
+        _ => unreachable(e),
+    })?;
     let not_ours = |_| ConnectError::NotCoordinator { endpoint: endpoint.into() };
     let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
     let (mut sender, connection) = handshake.await.map_err(not_ours)?;

@@ -1,17 +1,14 @@
 //! Admission of connections before their callers have authenticated: connections are counted per
 //! user and per machine, and errors while accepting are reported once and retried after a pause.
 //!
-//! For a connection within this machine, the kernel reports whose socket is at the other end
-//! (`sock_diag(7)`, or `/proc/net/tcp` if that is unavailable).
+//! For a connection within this machine, the kernel reports whose socket is at the other end. This
+//! also tells whether a secret may be sent there.
 
 use crate::limits::{UNPROVEN_PER_MACHINE, UNPROVEN_PER_USER, UNPROVEN_TOTAL};
-use rustix::fd::OwnedFd;
-use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
+use crate::owner::{self, Found, plain};
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -28,18 +25,6 @@ pub enum Caller {
     Gone,
 }
 
-/// What the kernel reports about a socket of this machine.
-enum Found {
-    /// Its user, and whether a process still has it open.
-    Socket {
-        uid: u32,
-        open: bool,
-    },
-    Nothing,
-    /// The kernel gives no answer.
-    Unknown,
-}
-
 fn own(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
@@ -48,133 +33,82 @@ fn own(uid: u32) -> bool {
 #[must_use]
 pub fn caller(local: SocketAddr, peer: SocketAddr) -> Caller {
     let (local, peer) = (plain(local), plain(peer));
-    let here = peer.ip().is_loopback() || peer.ip() == local.ip();
-    match socket(peer, Some(local)) {
-        Found::Socket { open: false, .. } => Caller::Gone,
-        Found::Socket { uid, .. } if own(uid) => Caller::Own,
-        Found::Socket { uid, .. } => Caller::User(uid),
-        Found::Nothing if here => Caller::Gone,
+    let found = match owner::connection(peer, local) {
+        Found::Nothing if peer.ip().is_loopback() || peer.ip() == local.ip() => return Caller::Gone,
+        // It may be bound to an interface. If it is not, an address translation hides another
+        // machine, or a container.
+        Found::Nothing if owner::is_own(peer.ip()) => owner::listed(peer, Some(local)),
+        found => found,
+    };
+    match found {
+        Found::Loose => Caller::Gone,
+        Found::Held(uid) if own(uid) => Caller::Own,
+        Found::Held(uid) => Caller::User(uid),
         Found::Nothing | Found::Unknown => Caller::Machine(peer.ip()),
     }
 }
 
-/// Rejects a port of this machine on which another user listens, so that no secret is sent there.
+/// Rejects a connection from `local` to a `peer` on this machine that another user may have
+/// accepted, so that no secret is sent there. Other machines are not checked.
 ///
 /// # Errors
-/// `PermissionDenied` if another user listens there.
-pub fn check_listener(at: SocketAddr) -> io::Result<()> {
-    match socket(plain(at), None) {
-        Found::Socket { uid, open: true } if !own(uid) => {
-            Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("user {uid} listens at {at}")))
-        }
-        _ => Ok(()),
+/// `PermissionDenied` if another user is there; `ConnectionReset` if nobody is, or no longer.
+pub fn check_peer(local: SocketAddr, peer: SocketAddr) -> io::Result<()> {
+    let (local, peer) = (plain(local), plain(peer));
+    let loopback = peer.ip().is_loopback();
+    if !loopback && peer.ip() != local.ip() && !owner::is_own(peer.ip()) {
+        return Ok(());
     }
+    let told = matches!(owner::connection(local, peer), Found::Held(_));
+    judge(peer, told, |what| match what {
+        Look::End => owner::connection(peer, local),
+        Look::Listener => owner::listener(peer),
+        // On loopback, addresses are not translated.
+        Look::AnyEnd if loopback => Found::Loose,
+        Look::AnyEnd => owner::listed(peer, Some(local)),
+    })
 }
 
-/// Converts IPv4-mapped IPv6 addresses to IPv4.
-fn plain(at: SocketAddr) -> SocketAddr {
-    SocketAddr::new(at.ip().to_canonical(), at.port())
+/// What [`judge`] wants to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Look {
+    /// The other end of the connection.
+    End,
+    /// The same, even if it is bound to an interface.
+    AnyEnd,
+    /// The listener at the other end's address.
+    Listener,
 }
 
-/// Finds this machine's socket at `at`: connected to `to`, or listening if that is `None`.
-fn socket(at: SocketAddr, to: Option<SocketAddr>) -> Found {
-    /// Set once the kernel has found a socket. From then on, its finding none can be trusted.
-    static TELLS: AtomicBool = AtomicBool::new(false);
-    match ask(at, to) {
-        Some(found @ Found::Socket { .. }) => {
-            TELLS.store(true, Ordering::Relaxed);
-            found
-        }
-        Some(Found::Nothing) if TELLS.load(Ordering::Relaxed) => Found::Nothing,
-        _ => table(at, to),
+/// Decides whether the other end of a connection within this machine is ours. `told` says that the
+/// kernel knows at least our own end.
+///
+/// The end itself is looked at first, because a listener may have been closed, or replaced, since
+/// it accepted the connection.
+fn judge(peer: SocketAddr, told: bool, look: impl Fn(Look) -> Found) -> io::Result<()> {
+    let foreign = |uid| Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("user {uid} answers at {peer}")));
+    let end = look(Look::End);
+    match end {
+        Found::Held(uid) if !own(uid) => return foreign(uid),
+        Found::Held(uid) if uid != 0 => return Ok(()),
+        // It waits to be accepted. Or the kernel has accepted it as root: for root, or for a socket
+        // of any user in another family (SMC). The listener tells.
+        _ => {}
     }
-}
-
-const REQUEST_BYTES: usize = 72;
-const BY_FAMILY: u16 = 20;
-const REQUEST: u16 = 1;
-const ERROR: u16 = 2;
-const TCP: u8 = 6;
-const NO_COOKIE: [u8; 8] = [0xff; 8];
-const LISTEN: u8 = 10;
-/// Offsets into the answer: `struct inet_diag_msg`, after the message header.
-const STATE_AT: usize = 17;
-const UID_AT: usize = 80;
-const INODE_AT: usize = 84;
-
-fn address(at: IpAddr) -> [u8; 16] {
-    match at {
-        IpAddr::V6(ip) => ip.octets(),
-        IpAddr::V4(ip) => {
-            let mut bytes = [0; 16];
-            bytes[..4].copy_from_slice(&ip.octets());
-            bytes
-        }
+    match look(Look::Listener) {
+        Found::Held(uid) if !own(uid) => foreign(uid),
+        // As long as this listener is there, no other can take its address.
+        Found::Held(_) => match look(Look::End) {
+            Found::Held(uid) if !own(uid) => foreign(uid),
+            _ => Ok(()),
+        },
+        // A sandbox shows not even our own end, so the absence of others means nothing. It would
+        // mean the end of every job there.
+        _ if !told => Ok(()),
+        // An address translation leads to another network namespace: nobody here gets the secret.
+        _ if end == Found::Nothing && look(Look::AnyEnd) == Found::Nothing => Ok(()),
+        _ => Err(io::Error::new(io::ErrorKind::ConnectionReset, format!("nobody listens at {peer} any more"))),
     }
-}
-
-/// Encodes a `struct inet_diag_req_v2` (`linux/inet_diag.h`), with its message header.
-fn request(at: SocketAddr, to: Option<SocketAddr>) -> Vec<u8> {
-    let family: u8 = if at.is_ipv4() { 2 } else { 10 };
-    let mut bytes = Vec::with_capacity(REQUEST_BYTES);
-    bytes.extend((REQUEST_BYTES as u32).to_ne_bytes());
-    bytes.extend(BY_FAMILY.to_ne_bytes());
-    bytes.extend(REQUEST.to_ne_bytes());
-    bytes.extend([0; 8]);
-    bytes.extend([family, TCP, 0, 0]);
-    bytes.extend(u32::MAX.to_ne_bytes());
-    bytes.extend(at.port().to_be_bytes());
-    bytes.extend(to.map_or(0, |t| t.port()).to_be_bytes());
-    bytes.extend(address(at.ip()));
-    bytes.extend(to.map_or([0; 16], |t| address(t.ip())));
-    bytes.extend(0u32.to_ne_bytes());
-    bytes.extend(NO_COOKIE);
-    bytes
-}
-
-fn ask(at: SocketAddr, to: Option<SocketAddr>) -> Option<Found> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let netlink: OwnedFd = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(SOCK_DIAG)).ok()?;
-    sendto(&netlink, &request(at, to), SendFlags::empty(), &SocketAddrNetlink::new(0, 0)).ok()?;
-    let mut answer = [0u8; 1024];
-    let (held, _) = recv(&netlink, &mut answer, RecvFlags::empty()).ok()?;
-    read(answer.get(..held)?, to.is_none())
-}
-
-fn read(answer: &[u8], listens: bool) -> Option<Found> {
-    let kind = u16::from_ne_bytes(answer.get(4..6)?.try_into().ok()?);
-    if kind == ERROR {
-        return Some(Found::Nothing);
-    }
-    let word = |at: usize| Some(u32::from_ne_bytes(answer.get(at..at + 4)?.try_into().ok()?));
-    let (uid, inode, state) = (word(UID_AT)?, word(INODE_AT)?, *answer.get(STATE_AT)?);
-    // A closed socket belongs to no user, which the kernel reports as root.
-    let open = inode != 0 && (state == LISTEN) == listens;
-    Some(Found::Socket { uid, open })
-}
-
-fn table(at: SocketAddr, to: Option<SocketAddr>) -> Found {
-    let path = if at.is_ipv4() { "/proc/net/tcp" } else { "/proc/net/tcp6" };
-    let Ok(text) = std::fs::read_to_string(path) else { return Found::Unknown };
-    let (at, to) = (in_table(at), to.map(in_table));
-    for line in text.lines().skip(1) {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        let [_, local, remote, state, _, _, _, uid, _, inode, ..] = fields.as_slice() else { continue };
-        let matches = *local == at && to.as_deref().map_or(*state == "0A", |to| *remote == to);
-        if let Some(uid) = uid.parse().ok().filter(|_| matches) {
-            return Found::Socket { uid, open: *inode != "0" };
-        }
-    }
-    Found::Nothing
-}
-
-/// Formats an address like `/proc/net/tcp`: words in the machine's byte order.
-fn in_table(at: SocketAddr) -> String {
-    let bytes = address(at.ip());
-    let words = bytes.chunks(4).take(if at.is_ipv4() { 1 } else { 4 });
-    let word = |w: &[u8]| w.try_into().map_or(0, u32::from_ne_bytes);
-    let text: String = words.map(|w| format!("{:08X}", word(w))).collect();
-    format!("{text}:{:04X}", at.port())
 }
 
 /// The connections whose callers have not authenticated yet.
@@ -260,7 +194,7 @@ impl Trouble {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "net"))]
 mod tests {
     use super::*;
     use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -271,12 +205,109 @@ mod tests {
             let Ok(listener) = TcpListener::bind(address) else { continue };
             let local = listener.local_addr().unwrap();
             let client = TcpStream::connect(local).unwrap();
+            let ends = (client.local_addr().unwrap(), local);
+            check_peer(ends.0, ends.1).unwrap();
             let (_server, peer) = listener.accept().unwrap();
             assert_eq!(caller(local, peer), Caller::Own);
-            assert!(matches!(table(peer, Some(local)), Found::Socket { open: true, .. }));
-            assert!(check_listener(local).is_ok());
+            check_peer(ends.0, ends.1).unwrap();
             drop(client);
             assert_eq!(caller(local, peer), Caller::Gone, "{address}");
+        }
+    }
+
+    const OTHER: u32 = 65_534;
+
+    /// Runs `what` as another user, if this one may.
+    fn as_another<T: Send>(what: impl FnOnce() -> T + Send) -> Option<T> {
+        let become_other = || rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(OTHER)).ok();
+        std::thread::scope(|scope| scope.spawn(|| become_other().map(|()| what())).join().unwrap())
+    }
+
+    fn on_loopback_interface<T>(what: impl AsyncFnOnce(tokio::net::TcpSocket) -> T) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+        runtime.block_on(async {
+            let socket = tokio::net::TcpSocket::new_v4().unwrap();
+            socket.bind_device(Some(b"lo")).unwrap();
+            what(socket).await
+        })
+    }
+
+    fn refused_throughout(listener: TcpListener) {
+        let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), listener.local_addr().unwrap().port());
+        let client = TcpStream::connect(at).unwrap();
+        let check = || check_peer(client.local_addr().unwrap(), at).unwrap_err().kind();
+        assert_eq!(check(), io::ErrorKind::PermissionDenied, "waiting");
+        let _server = as_another(|| listener.accept().unwrap());
+        assert_eq!(check(), io::ErrorKind::PermissionDenied, "accepted");
+        drop(listener);
+        assert_eq!(check(), io::ErrorKind::PermissionDenied, "no listener any more");
+        let _own = TcpListener::bind(at);
+        assert_eq!(check(), io::ErrorKind::PermissionDenied, "another listener");
+    }
+
+    #[test]
+    fn nothing_is_sent_to_a_port_of_another_user() {
+        for address in ["127.0.0.1:0", "0.0.0.0:0", "[::]:0"] {
+            let Some(listener) = as_another(|| TcpListener::bind(address).unwrap()) else { return };
+            refused_throughout(listener);
+        }
+        let listen = || {
+            on_loopback_interface(async |socket| {
+                socket.bind(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0)).unwrap();
+                let listener = socket.listen(8).unwrap().into_std().unwrap();
+                listener.set_nonblocking(false).unwrap();
+                listener
+            })
+        };
+        let Some(listener) = as_another(listen) else { return };
+        refused_throughout(listener);
+    }
+
+    #[test]
+    fn another_user_is_known_even_if_bound_to_an_interface() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let local = listener.local_addr().unwrap();
+        let connect = || on_loopback_interface(async |socket| socket.connect(local).await.unwrap().into_std().unwrap());
+        let Some(_client) = as_another(connect) else { return };
+        assert_eq!(caller(local, listener.accept().unwrap().1), Caller::User(OTHER));
+    }
+
+    #[test]
+    fn a_secret_goes_only_where_this_user_or_root_certainly_is() {
+        use Found::{Held, Loose, Nothing, Unknown};
+        use io::ErrorKind::{ConnectionReset, PermissionDenied};
+        let (us, root, other) = (Held(rustix::process::geteuid().as_raw()), Held(0), Held(OTHER - 1));
+        // The end, the listener, the end again, and the end in the table.
+        let cases = [
+            ([us, us, us, us], true, None),
+            ([Loose, us, Loose, Nothing], true, None),
+            ([Nothing, us, us, Nothing], true, None),
+            ([root, root, root, root], true, None),
+            ([other, us, us, us], true, Some(PermissionDenied)),
+            ([other, Nothing, other, other], true, Some(PermissionDenied)),
+            ([Loose, us, other, other], true, Some(PermissionDenied)),
+            ([Loose, other, Loose, Loose], true, Some(PermissionDenied)),
+            ([Nothing, other, Nothing, Nothing], false, Some(PermissionDenied)),
+            ([Loose, Nothing, Loose, Loose], true, Some(ConnectionReset)),
+            ([root, Nothing, root, root], true, Some(ConnectionReset)),
+            ([root, other, root, root], true, Some(PermissionDenied)),
+            // On loopback, or while the table shows an end.
+            ([Nothing, Nothing, Nothing, Loose], true, Some(ConnectionReset)),
+            ([Nothing, Nothing, Nothing, other], true, Some(ConnectionReset)),
+            // An address translation.
+            ([Nothing, Nothing, Nothing, Nothing], true, None),
+            // A sandbox.
+            ([Nothing, Nothing, Nothing, Nothing], false, None),
+            ([Unknown, Unknown, Unknown, Unknown], false, None),
+        ];
+        for (found, told, want) in cases {
+            let ends = std::cell::Cell::new(0);
+            let judged = judge("127.0.0.1:1".parse().unwrap(), told, |what| match what {
+                Look::End => found[2 * ends.replace(1)],
+                Look::Listener => found[1],
+                Look::AnyEnd => found[3],
+            });
+            assert_eq!(judged.err().map(|e| e.kind()), want, "{found:?} {told}");
         }
     }
 

@@ -9,6 +9,7 @@ pub mod envelope;
 pub mod frame;
 pub mod limits;
 pub mod output;
+mod owner;
 pub mod private;
 pub mod raw;
 #[cfg(feature = "net")]

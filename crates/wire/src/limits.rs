@@ -9,7 +9,7 @@ pub const FRAME_BYTES_MAX: usize = 1 << 20;
 pub const LAUNCH_FRAME_BYTES_MAX: usize = 64 << 20;
 /// Longest key of the process-group store, in bytes.
 pub const STORE_KEY_BYTES_MAX: u64 = 1 << 16;
-/// Longest value of the process-group store, in bytes.
+/// Longest value of the process-group store, in bytes, also after an append.
 pub const STORE_VALUE_BYTES_MAX: u64 = 64 << 20;
 /// Most keys in one request to the process-group store.
 pub const STORE_KEYS_MAX: u64 = 1 << 16;
@@ -60,8 +60,13 @@ pub const HTTP_STREAMS_MAX: u32 = 64;
 pub const STORE_BYTES_MAX: u64 = 4 << 30;
 /// Most bytes of keys in one request to the process-group store.
 pub const STORE_REQUEST_BYTES_MAX: u64 = 64 << 20;
+/// Time after which a client of the process-group store is given up that neither completes its
+/// request nor takes the answer. By then, torch's clients give up, too.
+pub const STORE_REQUEST_TIMEOUT: Duration = Duration::from_mins(5);
 /// Most concurrent clients of the process-group store.
 pub const STORE_CLIENTS_MAX: usize = 1 << 17;
+/// Most concurrent connections that the process-group store forwards to the coordinator.
+pub const STORE_FORWARDED_MAX: usize = 1 << 16;
 /// Most concurrent connections of workers to their agent.
 pub const WORKER_CONNECTIONS_MAX: usize = 4096;
 /// Most slots that a worker may request.

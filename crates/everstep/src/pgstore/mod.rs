@@ -12,7 +12,8 @@ use crate::listening::Place;
 use everstep::pgstore::client::converse;
 use everstep::pgstore::keys::Shared;
 use everstep_wire::door::{self, Caller, Door, Pass, Trouble};
-use everstep_wire::limits::{PROOF_TIMEOUT, STORE_CLIENTS_MAX};
+use everstep_wire::limits::{CONNECT_TIMEOUT, PROOF_TIMEOUT, STORE_CLIENTS_MAX, STORE_FORWARDED_MAX};
+use rustix::process::{Resource, getrlimit};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -22,6 +23,9 @@ use tokio::task::JoinHandle;
 
 /// How often a store that is about to end checks whether it may.
 const DRAIN_LOOK: Duration = Duration::from_millis(5);
+/// How long a forwarded connection counts as one whose caller has not authenticated. The
+/// coordinator has closed it by then if that is so.
+const FORWARDED_PROOF: Duration = PROOF_TIMEOUT.saturating_mul(2);
 
 /// State shared between the store and its listener.
 #[derive(Default)]
@@ -117,7 +121,7 @@ impl PgStore {
 /// Accepts connections for ever. The protocol has no secret, so other users of this machine are
 /// turned away at once.
 async fn accept(listener: TcpListener, gate: Arc<Mutex<Gate>>, control: Option<Target>) {
-    let (door, mut trouble) = (Door::default(), Trouble::default());
+    let (door, mut trouble, most) = (Door::default(), Trouble::default(), most_clients());
     loop {
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -139,28 +143,29 @@ async fn accept(listener: TcpListener, gate: Arc<Mutex<Gate>>, control: Option<T
         tokio::spawn(async move {
             if let Some(control) = &control {
                 match tokio::time::timeout(PROOF_TIMEOUT, is_http(&stream)).await {
-                    Ok(true) => {
-                        locked(&gate).through += 1;
-                        let_through(stream, control).await;
-                        locked(&gate).through -= 1;
-                        return;
-                    }
+                    Ok(true) => return forward(stream, control, &gate, pass).await,
                     Ok(false) => {}
                     Err(_) => return,
                 }
             }
             let mut gate = locked(&gate);
             if let Some(keys) = gate.keys.clone() {
-                if gate.clients.len() >= gate.sweep_at {
+                if gate.clients.len() >= gate.sweep_at.min(most) {
                     gate.clients.retain(|c| !c.is_finished());
                     gate.sweep_at = 2 * gate.clients.len() + 64;
                 }
-                if gate.clients.len() < STORE_CLIENTS_MAX {
+                if gate.clients.len() < most {
                     gate.clients.push(tokio::spawn(serve(stream, keys, pass)));
                 }
             }
         });
     }
+}
+
+/// Returns how many clients are served: some descriptors are left for the rest of this process.
+fn most_clients() -> usize {
+    let descriptors = getrlimit(Resource::Nofile).current.and_then(|n| usize::try_from(n).ok());
+    descriptors.map_or(STORE_CLIENTS_MAX, |n| STORE_CLIENTS_MAX.min(n - n / 4))
 }
 
 /// Serves one client. An error ends only its connection.
@@ -180,12 +185,113 @@ async fn is_http(stream: &TcpStream) -> bool {
     matches!(stream.peek(&mut first).await, Ok(1)) && first[0] == b'P'
 }
 
-async fn let_through(mut stream: TcpStream, control: &Target) {
-    let Some(endpoint) = control.endpoint_now() else { return };
-    if let Ok(mut coordinator) = TcpStream::connect(endpoint).await {
-        let _ = stream.set_nodelay(true);
-        let _ = coordinator.set_nodelay(true);
-        // Ends when either side does; both then open a new connection.
-        let _ = tokio::io::copy_bidirectional(&mut stream, &mut coordinator).await;
+/// Forwards a connection, unless there are too many.
+async fn forward(stream: TcpStream, control: &Target, gate: &Mutex<Gate>, pass: Pass) {
+    {
+        let mut gate = locked(gate);
+        if gate.through >= STORE_FORWARDED_MAX {
+            return;
+        }
+        gate.through += 1;
+    }
+    let _ = let_through(stream, control, pass, FORWARDED_PROOF).await;
+    locked(gate).through -= 1;
+}
+
+/// Connects `stream` with the coordinator, and returns the pass after the time `unproven`.
+async fn let_through(mut stream: TcpStream, control: &Target, pass: Pass, unproven: Duration) -> io::Result<()> {
+    let Some(endpoint) = control.endpoint_now() else { return Ok(()) };
+    let mut coordinator = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(endpoint)).await??;
+    // The other node sends its token at once. If the coordinator has ended, another user of this
+    // machine may have taken its port.
+    door::check_peer(coordinator.local_addr()?, coordinator.peer_addr()?)?;
+    let _ = stream.set_nodelay(true);
+    let _ = coordinator.set_nodelay(true);
+    // Ends when either side does; both then open a new connection.
+    let through = tokio::io::copy_bidirectional(&mut stream, &mut coordinator);
+    tokio::pin!(through);
+    tokio::select! {
+        done = &mut through => return done.map(|_| ()),
+        () = tokio::time::sleep(unproven) => drop(pass),
+    }
+    through.await.map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use everstep_wire::limits::UNPROVEN_PER_USER;
+    use std::io::Read;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    const ANOTHER: u32 = 65_534;
+
+    fn target(endpoint: SocketAddr) -> Target {
+        Target {
+            endpoint: endpoint.to_string(),
+            store: "/".into(),
+            token_file: None,
+            notify: None,
+            provisioner: None,
+            detector: None,
+            known: None,
+            insecure: true,
+            may_host: false,
+            silence: Duration::ZERO,
+            patience: Duration::ZERO,
+        }
+    }
+
+    async fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (near, listener.accept().await.unwrap().0)
+    }
+
+    #[tokio::test]
+    async fn no_token_is_forwarded_to_another_user_on_the_coordinators_old_port() {
+        let listen = || {
+            let other = rustix::process::Uid::from_raw(ANOTHER);
+            rustix::thread::set_thread_uid(other).ok().map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap())
+        };
+        // Only root can be another user.
+        let Some(listener) = std::thread::spawn(listen).join().unwrap() else { return };
+        let control = target(listener.local_addr().unwrap());
+        let (mut node, stream) = pair().await;
+        node.write_all(b"Authorization: Bearer secret").await.unwrap();
+        node.shutdown().await.unwrap();
+        let heard = std::thread::spawn(move || {
+            let mut heard = Vec::new();
+            // A reset is silence, too.
+            let _ = listener.accept().unwrap().0.read_to_end(&mut heard);
+            heard
+        });
+        let pass = Door::default().admit(Caller::Own).unwrap();
+        let refused = let_through(stream, &control, pass, FORWARDED_PROOF).await.unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+        assert_eq!(heard.join().unwrap(), b"");
+    }
+
+    #[tokio::test]
+    async fn a_forwarded_connection_that_stays_open_counts_as_unproven_only_at_first() {
+        let coordinator = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let control = target(coordinator.local_addr().unwrap());
+        let (door, other) = (Door::default(), Caller::User(ANOTHER));
+        let mut waiting: Vec<_> = (0..UNPROVEN_PER_USER).map(|_| door.admit(other).unwrap()).collect();
+        let pass = waiting.pop().unwrap();
+        let (mut node, stream) = pair().await;
+        let through =
+            tokio::spawn(async move { let_through(stream, &control, pass, Duration::from_millis(300)).await });
+        let (mut there, _) = coordinator.accept().await.unwrap();
+        assert!(door.admit(other).is_none());
+        while door.admit(other).is_none() {
+            tokio::time::sleep(DRAIN_LOOK).await;
+        }
+        node.write_all(b"still open").await.unwrap();
+        let mut heard = [0; 10];
+        there.read_exact(&mut heard).await.unwrap();
+        assert_eq!(&heard, b"still open");
+        drop((node, there));
+        through.await.unwrap().unwrap();
     }
 }
