@@ -8,11 +8,12 @@ use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, State, job_hash, s
 use everstep_checkpoint::capture::{Described, Plan, Source, start};
 use everstep_checkpoint::format::index::Tensor;
 use everstep_checkpoint::replicate::holder::Holder;
-use everstep_checkpoint::replicate::protocol::{Peer, Want};
+use everstep_checkpoint::replicate::protocol::{Answer, Ask, Peer, Want};
 use everstep_checkpoint::replicate::pull::{fill, find, heal};
 use everstep_checkpoint::replicate::push::{Gate, Link, Open, Pass, Window};
 use everstep_checkpoint::restore::Shard;
 use everstep_core::message::Purpose;
+use everstep_wire::frame;
 use everstep_wire::token::Token;
 use region::{flip, intact, overwrite, region};
 use std::net::TcpListener;
@@ -191,4 +192,29 @@ fn a_sender_whose_slot_is_damaged_is_told() {
     let refused = Link::new(peer, 2).push(&slot, Window::default(), &Open).unwrap_err();
     assert!(refused.to_string().contains("damaged"), "{refused}");
     assert!(holder.held().is_empty());
+}
+
+/// A peer that has the token, and answers the beginning of an upload with this.
+fn peer_that_misses(runs: Vec<(u64, u64)>) -> Peer {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        let (mut tcp, _) = listener.accept().unwrap();
+        frame::read::<Ask>(&mut tcp).unwrap();
+        frame::write(&mut tcp, &Answer::Done).unwrap();
+        let Ask::Begin { index, .. } = frame::read::<Ask>(&mut tcp).unwrap() else { panic!("no upload") };
+        frame::read_bytes(&mut tcp, index).unwrap();
+        frame::write(&mut tcp, &Answer::Missing(runs)).unwrap();
+    });
+    Peer { address, token: "secret".into(), job: job_hash("j") }
+}
+
+#[test]
+fn a_peer_that_asks_for_more_than_there_is_gets_nothing() {
+    let scratch = tempfile::tempdir().unwrap();
+    let slot = captured(&scratch.path().join("slot"), 0, 1, 1);
+    let mut link = Link::new(peer_that_misses(vec![(0, 1 << 16)]), 1);
+    let refused = link.push(&slot, Window::default(), &Open).unwrap_err();
+    assert!(refused.to_string().contains("asks for chunks"), "{refused}");
+    assert_eq!(link.sent.load(Ordering::Relaxed), 0);
 }
