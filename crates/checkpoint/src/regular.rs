@@ -1,11 +1,11 @@
 //! Files of checkpoints: regular ones only, whatever else has their names. A link may lead
 //! anywhere, a device never ends, and a FIFO blocks whoever opens it.
 
-use rustix::fs::{FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl, fstat, open};
+use rustix::fs::{CWD, FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl, fstat, openat};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 /// Opens a regular file without following a link in its last component, and without waiting.
@@ -14,13 +14,17 @@ use std::path::Path;
 /// # Errors
 /// Those of the file system; `InvalidInput` for anything but a regular file.
 pub fn open_regular(path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+    open_in(CWD, path, flags)
+}
+
+fn open_in(at: impl AsFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
     let other = || io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file");
-    let file =
-        match open(path, flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::from_raw_mode(0o600)) {
-            // A link; a FIFO that nobody reads, or a socket.
-            Err(Errno::LOOP | Errno::NXIO) => return Err(other()),
-            opened => opened?,
-        };
+    let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match openat(at, path, flags, Mode::from_raw_mode(0o600)) {
+        // A link; a FIFO that nobody reads, or a socket.
+        Err(Errno::LOOP | Errno::NXIO) => return Err(other()),
+        opened => opened?,
+    };
     if FileType::from_raw_mode(fstat(&file)?.st_mode) != FileType::RegularFile {
         return Err(other());
     }
@@ -33,7 +37,15 @@ pub fn open_regular(path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
 /// # Errors
 /// As [`open_regular`]; `InvalidData` for one that is longer than `limit`.
 pub fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    let file = File::from(open_regular(path, OFlags::RDONLY)?);
+    read_regular_in(CWD, path, limit)
+}
+
+/// The same by a path that begins at a directory which is held open.
+///
+/// # Errors
+/// As [`read_regular`].
+pub fn read_regular_in(at: impl AsFd, path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let file = File::from(open_in(at, path, OFlags::RDONLY)?);
     let long = || io::Error::new(io::ErrorKind::InvalidData, format!("it is longer than the limit of {limit} bytes"));
     let length = file.metadata()?.len();
     if length > limit {

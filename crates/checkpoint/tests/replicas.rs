@@ -6,15 +6,17 @@ mod region;
 
 use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, State, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{Described, Plan, Source, start};
-use everstep_checkpoint::format::index::Tensor;
+use everstep_checkpoint::format::index::{Index, Tensor};
 use everstep_checkpoint::replicate::holder::Holder;
-use everstep_checkpoint::replicate::protocol::{Peer, Want};
+use everstep_checkpoint::replicate::protocol::{Answer, Ask, Peer, Stream, Want, description_crc};
 use everstep_checkpoint::replicate::pull::{fill, find, heal};
 use everstep_checkpoint::replicate::push::{Gate, Link, Open, Pass, Window};
 use everstep_checkpoint::restore::Shard;
 use everstep_core::message::Purpose;
+use everstep_wire::frame;
 use everstep_wire::token::Token;
 use region::{flip, intact, overwrite, region};
+use std::io::Write;
 use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
@@ -191,4 +193,64 @@ fn a_sender_whose_slot_is_damaged_is_told() {
     let refused = Link::new(peer, 2).push(&slot, Window::default(), &Open).unwrap_err();
     assert!(refused.to_string().contains("damaged"), "{refused}");
     assert!(holder.held().is_empty());
+}
+
+/// A peer that has the token, and answers the beginning of an upload with this.
+fn peer_that_misses(runs: Vec<(u64, u64)>) -> Peer {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        let (mut tcp, _) = listener.accept().unwrap();
+        frame::read::<Ask>(&mut tcp).unwrap();
+        frame::write(&mut tcp, &Answer::Done).unwrap();
+        let Ask::Begin { index, .. } = frame::read::<Ask>(&mut tcp).unwrap() else { panic!("no upload") };
+        frame::read_bytes(&mut tcp, index).unwrap();
+        frame::write(&mut tcp, &Answer::Missing(runs)).unwrap();
+    });
+    Peer { address, token: "secret".into(), job: job_hash("j") }
+}
+
+#[test]
+fn a_peer_that_asks_for_more_than_there_is_gets_nothing() {
+    let scratch = tempfile::tempdir().unwrap();
+    let slot = captured(&scratch.path().join("slot"), 0, 1, 1);
+    let mut link = Link::new(peer_that_misses(vec![(0, 1 << 16)]), 1);
+    let refused = link.push(&slot, Window::default(), &Open).unwrap_err();
+    assert!(refused.to_string().contains("asks for chunks"), "{refused}");
+    assert_eq!(link.sent.load(Ordering::Relaxed), 0);
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Begins an upload of a shard of one byte, and returns how it is named.
+fn begin(stream: &mut Stream, run: u64, rank: u64) -> Label {
+    let label = Label { run, rank, world_size: 4, generation: 1, step: 1, purpose: Purpose::Recovery, shared: false };
+    let tensors = vec![Tensor { name: "w".into(), dtype: "U8".into(), shape: vec![1], bytes: 1 }];
+    let index = serde_json::to_vec(&Index::new(tensors).unwrap().with_checksums(vec![0]).unwrap()).unwrap();
+    let crc = description_crc(&label, &index);
+    frame::write(&mut stream.tcp, &Ask::Begin { label, region: 1, index: index.len() as u64, crc, base: None })
+        .unwrap();
+    stream.tcp.write_all(&index).unwrap();
+    assert_eq!(stream.answer().unwrap(), Answer::Missing(vec![(0, 1)]));
+    label
+}
+
+#[test]
+fn a_stream_that_joins_again_and_again_takes_no_more_descriptors() {
+    let scratch = tempfile::tempdir().unwrap();
+    let (_holder, peer) = holder(&scratch.path().join("kept"));
+    let (mut one, mut two) = (Stream::open(&peer).unwrap(), Stream::open(&peer).unwrap());
+    let labels = [begin(&mut one, peer.job, 0), begin(&mut two, peer.job, 1)];
+    let before = descriptors();
+    for n in 0..200 {
+        one.expect_done(&Ask::Join { label: labels[n % 2] }).unwrap();
+    }
+    // Other tests of this process open some, too.
+    assert!(descriptors() < before + 100, "{before} before, {} now", descriptors());
+    // It is the second upload's now: that the first one begins anew does not concern it.
+    let mut three = Stream::open(&peer).unwrap();
+    begin(&mut three, peer.job, 0);
+    one.expect_done(&Ask::Join { label: labels[1] }).unwrap();
 }

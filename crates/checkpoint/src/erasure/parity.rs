@@ -210,7 +210,7 @@ impl Incoming {
     ///
     /// # Errors
     /// Those of the stream; `InvalidData` for what lies outside.
-    pub fn receive(&self, tcp: &mut TcpStream) -> io::Result<()> {
+    pub fn receive(&self, mut tcp: &TcpStream) -> io::Result<()> {
         let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
         loop {
             let mut header = [0; HEADER];

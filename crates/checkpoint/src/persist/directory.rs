@@ -132,8 +132,8 @@ impl Storage for Directory {
 
     fn create_new(&self, name: &str, bytes: Vec<u8>) -> io::Result<bool> {
         let (path, temporary) = (self.path.join(name), self.path.join(format!(".{name}.{:016x}", unique())));
-        let write = |mut file: File| file.write_all(&bytes).and_then(|()| file.sync_all());
-        let written = File::create(&temporary).and_then(write);
+        let mut file = File::create_new(&temporary)?;
+        let written = file.write_all(&bytes).and_then(|()| file.sync_all());
         let linked = written.map(|()| fs::hard_link(&temporary, &path));
         let removed = fs::remove_file(&temporary);
         let linked = linked?;
@@ -155,7 +155,8 @@ impl Storage for Directory {
 
     fn replace(&self, name: &str, bytes: Vec<u8>) -> io::Result<()> {
         let temporary = self.path.join(format!(".{name}.{:016x}", unique()));
-        let replaced = fs::write(&temporary, bytes).and_then(|()| fs::rename(&temporary, self.path.join(name)));
+        let mut file = File::create_new(&temporary)?;
+        let replaced = file.write_all(&bytes).and_then(|()| fs::rename(&temporary, self.path.join(name)));
         // On a full disk there is no room for the remains of each attempt.
         replaced.inspect_err(|_| drop(fs::remove_file(&temporary)))
     }

@@ -2,13 +2,13 @@
 //! for a pipe, and an error never means "absent". With the feature `faults`, any of them can be
 //! made to fail.
 
-use crate::regular::read_regular;
-use crate::storage::gone;
+use crate::regular::read_regular_in;
 use crate::unique::unique;
-use rustix::fs::{AtFlags, CWD, FileType, RenameFlags, renameat_with, statat};
+use rustix::fs::{AtFlags, CWD, FileType, RenameFlags, renameat, renameat_with, statat};
 use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::path::Path;
 
 #[cfg(any(test, feature = "faults"))]
@@ -63,8 +63,13 @@ pub(super) fn before_call() -> io::Result<()> {
 /// What there is under a name, itself and not what it links to; `None` where there is certainly
 /// nothing.
 pub(super) fn kind(path: &Path) -> io::Result<Option<FileType>> {
+    kind_in(CWD, path)
+}
+
+/// The same from a directory that is held open.
+pub(super) fn kind_in(at: impl AsFd, path: &Path) -> io::Result<Option<FileType>> {
     faults::check()?;
-    match statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW) {
+    match statat(at, path, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => Ok(Some(FileType::from_raw_mode(stat.st_mode))),
         Err(Errno::NOENT) => Ok(None),
         Err(e) => Err(e.into()),
@@ -101,8 +106,13 @@ pub(super) fn names(directory: &Path) -> io::Result<Vec<std::ffi::OsString>> {
 
 /// Reads a regular file of up to `limit` bytes.
 pub(super) fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    read_in(CWD, path, limit)
+}
+
+/// The same from a directory that is held open.
+pub(super) fn read_in(at: impl AsFd, path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     faults::check()?;
-    let bytes = read_regular(path, limit)?;
+    let bytes = read_regular_in(at, path, limit)?;
     faults::check()?;
     Ok(bytes)
 }
@@ -141,11 +151,19 @@ pub(super) fn make(path: &Path) -> io::Result<bool> {
 
 /// Renames, but never onto anything: `AlreadyExists`.
 pub(super) fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
+    rename_new_in(CWD, from, to)
+}
+
+/// The same in a directory that is held open.
+pub(super) fn rename_new_in(at: impl AsFd, from: &Path, to: &Path) -> io::Result<()> {
     faults::check()?;
-    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+    let at = at.as_fd();
+    match renameat_with(at, from, at, to, RenameFlags::NOREPLACE) {
         // File systems, NFS among them, that know no flags. The name is looked up right before:
         // what could come in between and be replaced is an empty directory.
-        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) if kind(to)?.is_none() => fs::rename(from, to),
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) if kind_in(at, to)?.is_none() => {
+            Ok(renameat(at, from, at, to)?)
+        }
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Err(io::ErrorKind::AlreadyExists.into()),
         other => Ok(other?),
     }
@@ -158,23 +176,6 @@ pub(super) fn exchange(one: &Path, other: &Path) -> io::Result<bool> {
         Ok(()) => Ok(true),
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Ok(false),
         Err(e) => Err(e.into()),
-    }
-}
-
-/// Removes a file; one that somebody else has removed will do.
-pub(super) fn remove(path: &Path) -> io::Result<()> {
-    faults::check()?;
-    gone(fs::remove_file(path))
-}
-
-/// Removes a directory if it is empty. False when it is not.
-pub(super) fn remove_empty(path: &Path) -> io::Result<bool> {
-    faults::check()?;
-    match fs::remove_dir(path) {
-        Ok(()) => Ok(true),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(true),
-        Err(e) if e.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(false),
-        Err(e) => Err(e),
     }
 }
 

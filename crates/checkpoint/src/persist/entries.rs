@@ -3,6 +3,7 @@
 //! nothing but what everstep wrote.
 
 use super::disk;
+use super::opened::Opened;
 use crate::format::manifest::{MANIFEST_FILE, Manifest};
 use crate::format::mark::{MARK_FILE, Mark, turn_of};
 use crate::lineage::Place;
@@ -11,6 +12,7 @@ use crate::unique::unique;
 use everstep_core::id::RunId;
 use everstep_wire::limits::{MANIFEST_BYTES_MAX, NOTE_BYTES_MAX};
 use rustix::fs::FileType;
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -115,20 +117,28 @@ fn deleting_named(name: &str) -> Option<u64> {
     (unique.len() == 16).then(|| step.parse().ok()).flatten()
 }
 
+fn is_rank(text: &str) -> bool {
+    text.parse::<u32>().is_ok()
+}
+
+/// The name of a rank's shard.
+#[must_use]
+pub(super) fn is_shard(name: &str) -> bool {
+    name.strip_prefix("rank-").and_then(|n| n.strip_suffix(".safetensors")).is_some_and(is_rank)
+}
+
 /// A file that a checkpoint's directory holds before it is published.
 #[must_use]
 pub(super) fn is_shard_or_note(name: &str) -> bool {
-    let rank = |n: &str| n.parse::<u32>().is_ok();
-    let shard = name.strip_prefix("rank-").and_then(|n| n.strip_suffix(".safetensors")).is_some_and(rank);
-    let note = name.strip_prefix(".rank-").and_then(|n| n.split_once('.')).is_some_and(|(n, _)| rank(n));
+    let note = name.strip_prefix(".rank-").and_then(|n| n.split_once('.')).is_some_and(|(n, _)| is_rank(n));
     // Files on their way to their names.
     let side = [MARK_FILE, MANIFEST_FILE].iter().any(|f| name.strip_prefix('.').is_some_and(|n| n.starts_with(f)));
-    shard || note || side
+    is_shard(name) || note || side
 }
 
 /// The file that a manifest names is one in its own directory.
 #[must_use]
-pub(super) fn is_plain(file: &str) -> bool {
+fn is_plain(file: &str) -> bool {
     !file.is_empty() && !file.contains(['/', '\0']) && file != "." && file != ".."
 }
 
@@ -137,7 +147,19 @@ pub(super) fn is_plain(file: &str) -> bool {
 /// # Errors
 /// Those of the file system; `InvalidData` for a mark that cannot be read.
 pub fn mark_in(directory: &Path) -> io::Result<Option<Mark>> {
-    match disk::read(&directory.join(MARK_FILE), NOTE_BYTES_MAX) {
+    mark_read(disk::read(&directory.join(MARK_FILE), NOTE_BYTES_MAX))
+}
+
+/// The same of one that is held open.
+///
+/// # Errors
+/// As [`mark_in`].
+pub(super) fn mark_of(inside: &Opened) -> io::Result<Option<Mark>> {
+    mark_read(inside.read(MARK_FILE, NOTE_BYTES_MAX))
+}
+
+fn mark_read(file: io::Result<Vec<u8>>) -> io::Result<Option<Mark>> {
+    match file {
         Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(e),
@@ -251,21 +273,26 @@ fn not_ours(path: &Path, manifest: &Manifest, run: Option<RunId>) -> Option<NotO
     if manifest.lineage.is_none() {
         return Some(NotOurs::Exactly);
     }
-    only_ours(path, manifest).err()
+    only_ours_in(path, manifest).err()
 }
 
-/// A checkpoint's directory holds nothing but the files that its manifest names, as files.
-pub(super) fn only_ours(path: &Path, manifest: &Manifest) -> Result<(), NotOurs> {
+/// As [`only_ours`].
+pub(super) fn only_ours_in(path: &Path, manifest: &Manifest) -> Result<(), NotOurs> {
+    only_ours(&Opened::checkpoint(path).map_err(|e| NotOurs::Unreadable(Arc::new(e)))?, manifest)
+}
+
+/// A checkpoint's directory holds nothing but the files that its manifest names, as files, and
+/// everstep gives such names.
+pub(super) fn only_ours(inside: &Opened, manifest: &Manifest) -> Result<(), NotOurs> {
     if !manifest.shards.iter().all(|s| is_plain(&s.file)) {
         return Err(NotOurs::FilesElsewhere);
     }
-    let named = |f: &std::ffi::OsString| {
-        *f == *MARK_FILE || *f == *MANIFEST_FILE || manifest.shards.iter().any(|s| *f == *s.file.as_str())
-    };
-    for file in disk::names(path).map_err(|e| NotOurs::Unreadable(Arc::new(e)))? {
+    let shard = |f: &OsStr| manifest.shards.iter().any(|s| *f == *s.file.as_str() && is_shard(&s.file));
+    let named = |f: &OsStr| *f == *MARK_FILE || *f == *MANIFEST_FILE || shard(f);
+    for file in inside.names().map_err(|e| NotOurs::Unreadable(Arc::new(e)))? {
         let name = || file.to_string_lossy().into_owned();
         let unreadable = |e| NotOurs::UnreadableFile { name: name(), source: Arc::new(e) };
-        let kind = disk::kind(&path.join(&file)).map_err(unreadable)?;
+        let kind = inside.kind(&file).map_err(unreadable)?;
         if !named(&file) || kind.is_some_and(|k| k != FileType::RegularFile) {
             return Err(NotOurs::Holds(name()));
         }

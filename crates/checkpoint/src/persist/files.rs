@@ -10,8 +10,9 @@
 //! ```
 
 use super::entries::{
-    self, SAME_STEP_MAX, What, free_name, is_shard_or_note, mark_in, name_of, only_ours, unpublished_name,
+    self, SAME_STEP_MAX, What, free_name, is_shard_or_note, mark_in, mark_of, name_of, only_ours_in, unpublished_name,
 };
+use super::opened::{Opened, forget};
 use super::{disk, prune};
 use crate::direct::{Throttle, write_file};
 use crate::format::manifest::{MANIFEST_FILE, Manifest};
@@ -50,9 +51,8 @@ fn prepare(directory: &Path, step: u64, mark: &Mark) -> io::Result<PathBuf> {
         let marked = marked.and_then(|m| disk::write(&target.join(MARK_FILE), &m)).and_then(|()| disk::sync(&target));
         if marked.is_err() {
             // Without a mark nobody could tell whose it is.
-            let _ = fs::remove_file(target.join(MARK_FILE))
-                .and(fs::remove_dir(&target))
-                .or_else(|_| fs::remove_dir(&target));
+            forget(&target, MARK_FILE.as_ref());
+            let _ = fs::remove_dir(&target);
         }
         return marked.map(|()| target);
     }
@@ -91,9 +91,9 @@ pub(super) fn write_shard(directory: &Path, of: &Prepared, mark: &Mark, throttle
 /// A shard could not be written, so its step will not be published: what there is of it goes at
 /// once, a full disk needs the room. The directory goes with the last of its shards.
 fn discard(within: &Path, shard: &Path) {
-    let _ = fs::remove_file(shard);
+    forget(within, shard.file_name().unwrap_or_default());
     if disk::names(within).is_ok_and(|names| names.iter().all(|n| n == MARK_FILE)) {
-        let _ = fs::remove_file(within.join(MARK_FILE));
+        forget(within, MARK_FILE.as_ref());
         let _ = fs::remove_dir(within);
     }
 }
@@ -124,15 +124,16 @@ pub(super) fn publish(
         Some(_) => return Err(taken(&from, "it is not a directory")),
         None => return published_before(directory, mark, manifest).map(|at| Published { at, replaced: true }),
     }
-    match mark_in(&from)? {
+    let inside = Opened::checkpoint(&from)?;
+    match mark_of(&inside)? {
         Some(there) if there.run == mark.run && there.turn() == mark.turn() => {}
         _ => return Err(taken(&from, "it does not have this job's mark")),
     }
     // What an earlier life has left under the same name.
-    for name in disk::names(&from)? {
+    for name in inside.names()? {
         let stray = name.to_str().is_some_and(|n| is_shard_or_note(n) && !manifest.shards.iter().any(|s| s.file == n));
         if stray {
-            disk::remove(&from.join(name))?;
+            inside.remove(name)?;
         }
     }
     for shard in &manifest.shards {
@@ -221,7 +222,7 @@ fn exactly(directory: &Path, from: &Path, manifest: &Manifest, run: RunId) -> io
     if !manifest.stands_for(&old, run, true) {
         return Err(taken(&to, "it was not saved in this way"));
     }
-    only_ours(&to, &old).map_err(|why| taken(&to, &why.to_string()))?;
+    only_ours_in(&to, &old).map_err(|why| taken(&to, &why.to_string()))?;
     replace(directory, from, to, &old)
 }
 
@@ -240,7 +241,8 @@ fn replace(directory: &Path, from: &Path, to: PathBuf, old: &Manifest) -> io::Re
     };
     disk::sync(directory)?;
     // What cannot be deleted now is found later, by its mark of an earlier turn.
-    let _ = prune::delete(directory, &aside, old);
+    let name = aside.file_name().unwrap_or_default().to_string_lossy();
+    let _ = Opened::chosen(directory).and_then(|at| prune::delete(&at, &name, old));
     Ok(Published { at: to, replaced: true })
 }
 

@@ -8,6 +8,7 @@ mod disk;
 mod entries;
 mod files;
 mod identity;
+mod opened;
 mod ownership;
 mod owning_process;
 mod prune;

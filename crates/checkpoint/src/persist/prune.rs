@@ -5,15 +5,19 @@
 //!  step-N/          rename, fsync parent: from now on it does not exist
 //!  step-N.gone-X/   the files that its manifest names, the mark, the manifest; then the directory, if nothing else is in it
 //! ```
+//!
+//! What was looked at may be something else a moment later, where others may write, too. So each
+//! directory is opened once, judged again and emptied through its handle ([`Opened`]).
 
-use super::disk;
-use super::entries::{self, Entry, What, deleting_name, is_plain, is_shard_or_note, only_ours};
+use super::entries::{self, Entry, What, deleting_name, is_shard, is_shard_or_note, mark_of, only_ours};
+use super::opened::Opened;
 use crate::format::manifest::{MANIFEST_FILE, Manifest};
 use crate::format::mark::{MARK_FILE, Mark};
 use crate::lineage;
 use crate::retain::{Candidate, surplus};
-use crate::storage::{CleanUp, Foreign, Pruned, Unchanged, candidate};
+use crate::storage::{CleanUp, Foreign, Pruned, Unchanged, absent, candidate};
 use everstep_core::id::RunId;
+use everstep_wire::limits::MANIFEST_BYTES_MAX;
 use rustix::fs::FileType;
 use std::io;
 use std::path::Path;
@@ -26,6 +30,7 @@ use std::path::Path;
 pub(super) fn prune(directory: &Path, what: &CleanUp<'_>, unchanged: Unchanged<'_>) -> io::Result<Pruned> {
     let CleanUp { policy, run, before, record, dry_run } = *what;
     let all = entries::scan(directory, Some(run))?;
+    let Some(at) = absent(Opened::chosen(directory))? else { return Ok(Pruned::default()) };
     let places = entries::places(&all, Some(run));
     let running = lineage::last(record, &places).cloned().unwrap_or_default();
     let own: Vec<(&Entry, &Manifest)> = all
@@ -45,31 +50,27 @@ pub(super) fn prune(directory: &Path, what: &CleanUp<'_>, unchanged: Unchanged<'
     });
     for (entry, manifest) in surplus(policy, &running, &candidates, unread).into_iter().filter_map(|i| own.get(i)) {
         if !dry_run {
-            let path = directory.join(&entry.name);
             // During the deletions, training may have gone back to a checkpoint that comes next.
             if !unchanged()? {
                 return Ok(done);
             }
-            // Somebody may have put something into it meanwhile, or something else in its place.
-            let same = entries::manifest_in(&path).is_ok_and(|there| there == **manifest);
-            if !same || only_ours(&path, manifest).is_err() {
+            if !delete(&at, &entry.name, manifest)? {
                 continue;
             }
-            delete(directory, &path, manifest)?;
         }
         done.gone.push((manifest.step, entry.name.clone()));
     }
     for entry in &all {
-        let path = directory.join(&entry.name);
         match &entry.what {
             What::Unpublished(mark) if mark.turn() < before => {
                 if !dry_run {
-                    discard(&path, mark)?;
+                    discard(&at, &entry.name, mark)?;
                 }
             }
             What::Deleting(manifest) => {
                 if !dry_run {
-                    empty(&path, manifest)?;
+                    let Some(inside) = absent(same(&at, &entry.name, manifest))?.flatten() else { continue };
+                    empty(&at, &entry.name, &inside, manifest)?;
                 }
             }
             _ => continue,
@@ -100,44 +101,169 @@ pub(super) fn foreign_in(directory: &Path, run: Option<RunId>) -> io::Result<Vec
     Ok(foreign(&unknown))
 }
 
-/// Deletes a checkpoint of this run: first it does not exist any more, then its files go.
-pub(super) fn delete(directory: &Path, path: &Path, manifest: &Manifest) -> io::Result<()> {
-    let going = directory.join(deleting_name(manifest.step));
-    match disk::rename_new(path, &going) {
+/// Opens what has this name, if it is a checkpoint with this manifest.
+///
+/// # Errors
+/// Those of the file system; `NotFound` where it, or its manifest, is gone.
+fn same(at: &Opened, name: &str, manifest: &Manifest) -> io::Result<Option<Opened>> {
+    let read = |inside: Opened| Ok((inside.read(MANIFEST_FILE, MANIFEST_BYTES_MAX)?, inside));
+    match at.below(name).and_then(read) {
+        Ok((bytes, inside)) => Ok(Manifest::from_bytes(&bytes).is_ok_and(|m| m == *manifest).then_some(inside)),
+        Err(e) => match e.kind() {
+            io::ErrorKind::NotADirectory | io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => Ok(None),
+            _ => Err(e),
+        },
+    }
+}
+
+/// Deletes a checkpoint of this run: first it does not exist any more, then its files go. False
+/// where something else is in its place, or something was put into it: that is left alone.
+pub(super) fn delete(at: &Opened, name: &str, manifest: &Manifest) -> io::Result<bool> {
+    let Ok(Some(inside)) = same(at, name, manifest) else { return Ok(false) };
+    if only_ours(&inside, manifest).is_err() {
+        return Ok(false);
+    }
+    let going = deleting_name(manifest.step);
+    match at.rename_new(name, &going) {
         // Whoever else deletes the same at this moment was first.
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(true),
         other => other?,
     }
-    disk::sync(directory)?;
-    empty(&going, manifest)
+    at.sync()?;
+    match absent(same(at, &going, manifest))? {
+        Some(Some(inside)) => empty(at, &going, &inside, manifest).map(|()| true),
+        // It took the name at the last moment.
+        Some(None) => at.rename_new(&going, name).map(|()| false),
+        None => Ok(true),
+    }
 }
 
 /// The rest of a deletion. The manifest, which shows whose it is, goes last.
-fn empty(path: &Path, manifest: &Manifest) -> io::Result<()> {
-    for shard in manifest.shards.iter().filter(|s| is_plain(&s.file)) {
-        disk::remove(&path.join(&shard.file))?;
+fn empty(at: &Opened, name: &str, inside: &Opened, manifest: &Manifest) -> io::Result<()> {
+    // A manifest is no proof that everstep wrote it.
+    for shard in manifest.shards.iter().filter(|s| is_shard(&s.file)) {
+        inside.remove(&shard.file)?;
     }
-    disk::remove(&path.join(MARK_FILE))?;
-    disk::sync(path)?;
-    disk::remove(&path.join(MANIFEST_FILE))?;
-    disk::remove_empty(path).map(drop)
+    inside.remove(MARK_FILE)?;
+    inside.sync()?;
+    inside.remove(MANIFEST_FILE)?;
+    at.remove_empty(name).map(drop)
 }
 
 /// Deletes what was never published. The mark goes last.
-fn discard(path: &Path, mark: &Mark) -> io::Result<()> {
-    if entries::mark_in(path)?.as_ref() != Some(mark) {
+fn discard(at: &Opened, name: &str, mark: &Mark) -> io::Result<()> {
+    let inside = match at.below(name) {
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => return Ok(()),
+        other => other?,
+    };
+    if mark_of(&inside)?.as_ref() != Some(mark) {
         return Ok(());
     }
-    for name in disk::names(path)? {
-        let file = path.join(&name);
-        let known = name.to_str().is_some_and(|n| is_shard_or_note(n) || n == MANIFEST_FILE);
-        if known && disk::kind(&file)? == Some(FileType::RegularFile) {
-            disk::remove(&file)?;
+    for file in inside.names()? {
+        let known = file.to_str().is_some_and(|n| is_shard_or_note(n) || n == MANIFEST_FILE);
+        if known && inside.kind(&file)? == Some(FileType::RegularFile) {
+            inside.remove(&file)?;
         }
     }
-    if disk::names(path)?.iter().all(|n| *n == *MARK_FILE) {
-        disk::remove(&path.join(MARK_FILE))?;
-        disk::remove_empty(path)?;
+    if inside.names()?.iter().all(|n| *n == *MARK_FILE) {
+        inside.remove(MARK_FILE)?;
+        at.remove_empty(name)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::format::manifest::VERSION;
+    use crate::lineage::Lineage;
+    use crate::retain::Policy;
+    use everstep_core::id::Rank;
+    use everstep_core::message::{Purpose, ShardFile};
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    const RUN: RunId = RunId(7);
+    const MARK: Mark = Mark { run: RUN, epoch: 1, generation: 1, attempt: 0 };
+
+    /// A directory with this manifest, and the files that it names.
+    fn planted(path: &Path, step: u64, files: &[&str]) {
+        fs::create_dir(path).unwrap();
+        let shard = |(file, rank): (&&str, u32)| {
+            fs::write(path.join(file), b"x").unwrap();
+            ShardFile {
+                rank: Rank(rank),
+                file: (*file).into(),
+                bytes: 1,
+                crc: String::new(),
+                purpose: Purpose::Recovery,
+                objects: BTreeSet::new(),
+            }
+        };
+        let shards: Vec<ShardFile> = files.iter().zip(0..).map(shard).collect();
+        let world_size = u32::try_from(shards.len()).unwrap();
+        let (writer, lineage) = (Some(MARK), Some(Lineage::default()));
+        let manifest = Manifest { version: VERSION, step, world_size, saved_at: 1, writer, lineage, shards };
+        fs::write(path.join(MANIFEST_FILE), manifest.to_bytes().unwrap()).unwrap();
+    }
+
+    fn pruned(directory: &Path, unchanged: Unchanged<'_>) -> Pruned {
+        let policy = Policy { last: 1, every: None, epochs: false, abandoned: false };
+        let what = CleanUp { policy, run: RUN, before: (2, 0), record: None, dry_run: false };
+        prune(directory, &what, unchanged).unwrap()
+    }
+
+    #[test]
+    fn a_link_that_takes_the_place_of_a_directory_leads_nobody_elsewhere() {
+        let scratch = tempfile::tempdir().unwrap();
+        let [out, keys, other] = ["out", "keys", "other"].map(|n| scratch.path().join(n));
+        let names = ["step-1", "step-5.gone-0123456789abcdef", "step-9.tmp-1.1"].map(|n| out.join(n));
+        let mark = serde_json::to_vec(&MARK).unwrap();
+        fs::create_dir(&out).unwrap();
+        planted(&names[0], 1, &["rank-0.safetensors"]);
+        planted(&out.join("step-2"), 2, &["rank-0.safetensors"]);
+        planted(&out.join("step-3"), 3, &["rank-0.safetensors"]);
+        planted(&names[1], 5, &["id_ed25519", "rank-1.safetensors"]);
+        planted(&names[2], 9, &["rank-0.safetensors"]);
+        fs::write(names[2].join(MARK_FILE), &mark).unwrap();
+        fs::create_dir(&keys).unwrap();
+        fs::write(keys.join("id_ed25519"), b"key").unwrap();
+        fs::write(keys.join("rank-1.safetensors"), b"x").unwrap();
+        planted(&other, 1, &["rank-0.safetensors"]);
+        fs::write(other.join(MARK_FILE), &mark).unwrap();
+        // What was looked at is judged; then somebody swaps it.
+        let swap = || {
+            for (name, to) in names.iter().zip([&other, &keys, &other]).filter(|(name, _)| !name.is_symlink()) {
+                fs::rename(name, scratch.path().join(name.file_name().unwrap())).unwrap();
+                symlink(to, name).unwrap();
+            }
+            Ok(true)
+        };
+        pruned(&out, &swap);
+        for file in [keys.join("id_ed25519"), keys.join("rank-1.safetensors")] {
+            assert!(file.exists(), "{} is gone", file.display());
+        }
+        for file in ["rank-0.safetensors", MARK_FILE, MANIFEST_FILE] {
+            assert!(other.join(file).exists(), "{file} is gone");
+        }
+        assert!(names.iter().all(|n| n.is_symlink()), "each is left as it was put there");
+    }
+
+    #[test]
+    fn only_names_that_a_checkpoint_has_are_deleted() {
+        let out = tempfile::tempdir().unwrap();
+        let (half, whole) = (out.path().join("step-5.gone-0123456789abcdef"), out.path().join("step-1"));
+        planted(&half, 5, &["id_ed25519", "rank-1.safetensors"]);
+        planted(&whole, 1, &["id_ed25519"]);
+        for step in 2..5 {
+            planted(&out.path().join(format!("step-{step}")), step, &["rank-0.safetensors"]);
+        }
+        let done = pruned(out.path(), &|| Ok(true));
+        assert_eq!(done.gone, [(2, "step-2".into())]);
+        assert!(half.join("id_ed25519").exists() && !half.join("rank-1.safetensors").exists());
+        assert!(whole.join("id_ed25519").exists() && !out.path().join("step-2").exists());
+        assert!(done.foreign.iter().any(|f| f.name == "step-1" && f.why.contains("id_ed25519")), "{:?}", done.foreign);
+    }
 }

@@ -4,14 +4,15 @@ use crate::arena::Writing;
 use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, Weak};
 
 /// See the module.
 #[derive(Debug)]
 pub struct Bringers {
     /// Nobody wants it any more.
     cancelled: AtomicBool,
-    streams: Mutex<Vec<TcpStream>>,
+    /// Each once. They are their conversations', and end with them.
+    streams: Mutex<Vec<Weak<TcpStream>>>,
     /// Held by whoever writes into the slot; `None` once nobody may any more.
     writing: RwLock<Option<Writing>>,
 }
@@ -22,17 +23,25 @@ impl Bringers {
         Bringers { cancelled: AtomicBool::new(false), streams: Mutex::default(), writing: RwLock::new(Some(slot)) }
     }
 
-    /// One more connection brings parts of it.
-    pub fn attach(&self, stream: &TcpStream) {
-        if let (Ok(mut streams), Ok(stream)) = (self.streams.lock(), stream.try_clone()) {
-            streams.push(stream);
+    /// This connection, too, brings parts of it.
+    pub fn attach(&self, stream: &Arc<TcpStream>) {
+        self.detach(stream);
+        if let Ok(mut streams) = self.streams.lock() {
+            streams.push(Arc::downgrade(stream));
+        }
+    }
+
+    /// This connection brings something else from now on.
+    pub fn detach(&self, stream: &Arc<TcpStream>) {
+        if let Ok(mut streams) = self.streams.lock() {
+            streams.retain(|s| s.strong_count() > 0 && !std::ptr::eq(s.as_ptr(), Arc::as_ptr(stream)));
         }
     }
 
     /// Ends it: when this returns, nobody writes into the slot any more.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Release);
-        for stream in self.streams.lock().iter().flat_map(|s| s.iter()) {
+        for stream in self.streams.lock().iter().flat_map(|s| s.iter()).filter_map(Weak::upgrade) {
             let _ = stream.shutdown(Shutdown::Both);
         }
         drop(self.take());

@@ -1,6 +1,8 @@
 //! The conversation on one stream from another agent: what it has begun and found, and the answers
 //! to its requests.
 
+use super::budget::Portion;
+use super::entrance::Until;
 use super::holder::Holder;
 use super::protocol::{Answer, Ask, BUSY, DAMAGED, EXTENT_HEADER, SILENCE, WHEN_IDLE, description_crc};
 use super::upload::Upload;
@@ -18,13 +20,16 @@ use std::time::Duration;
 
 /// After this much silence, TCP checks whether the machine at the other end still exists.
 const KEEPALIVE: Duration = Duration::from_mins(1);
+/// An index or a description arrives at least this fast, in bytes per second, after [`SILENCE`]:
+/// nobody may keep the memory for it by sending a byte now and then.
+const SLOWEST: u64 = 4 << 20;
 /// Bytes copied out of a slot at a time: few enough to be still in the cache when they are sent.
 const PIECE_BYTES: usize = 256 << 10;
 
 /// The holder's side of one stream.
 pub struct Conversation<'a> {
     holder: &'a Holder,
-    tcp: TcpStream,
+    tcp: Arc<TcpStream>,
     /// The shard that the stream brings.
     upload: Option<Arc<Upload>>,
     /// The parity shard that the stream brings.
@@ -52,7 +57,7 @@ fn refused(why: impl Into<String>) -> Next {
 impl<'a> Conversation<'a> {
     /// Takes a stream whose other end has shown that it belongs to the job.
     pub fn new(holder: &'a Holder, tcp: TcpStream) -> Self {
-        Conversation { holder, tcp, upload: None, incoming: None, found: None, piece: Vec::new() }
+        Conversation { holder, tcp: Arc::new(tcp), upload: None, incoming: None, found: None, piece: Vec::new() }
     }
 
     /// Answers requests until the other side closes the stream.
@@ -61,7 +66,7 @@ impl<'a> Conversation<'a> {
     /// Those of the stream; `InvalidData` for anything that is not a request.
     pub fn run(mut self) -> io::Result<()> {
         self.tcp.set_read_timeout(Some(SILENCE))?;
-        frame::write(&mut self.tcp, &Answer::Done)?;
+        frame::write(&mut &*self.tcp, &Answer::Done)?;
         // Between steps a stream may be silent for long; it ends when the other side goes, or its
         // machine.
         self.tcp.set_read_timeout(None)?;
@@ -69,9 +74,16 @@ impl<'a> Conversation<'a> {
         sockopt::set_tcp_keepidle(&self.tcp, KEEPALIVE)?;
         sockopt::set_tcp_keepintvl(&self.tcp, SILENCE)?;
         loop {
-            let ask = frame::read::<Ask>(&mut self.tcp)?;
+            // It may be silent before a request, and not within one.
+            while let Err(e) = self.tcp.peek(&mut [0]) {
+                if e.kind() != io::ErrorKind::Interrupted {
+                    return Err(e);
+                }
+            }
+            let ask = frame::read::<Ask>(&mut Until::new(&self.tcp, SILENCE))?;
+            self.tcp.set_read_timeout(None)?;
             match self.answer(&ask)? {
-                Next::Answer(answer) => frame::write(&mut self.tcp, &answer)?,
+                Next::Answer(answer) => frame::write(&mut &*self.tcp, &answer)?,
                 Next::Done => {}
                 Next::Close => return Ok(()),
             }
@@ -106,29 +118,40 @@ impl<'a> Conversation<'a> {
 
     fn begin(&mut self, ask: &Ask) -> io::Result<Next> {
         let Ask::Begin { label, region, index, crc, base } = *ask else { return Ok(Next::Close) };
-        let json = self.received(index)?;
+        let (json, _portion) = self.received(index)?;
         if description_crc(&label, &json) != crc {
             return Ok(refused("label or index arrived damaged"));
         }
+        // If that was the same shard, its streams are closed now, and this one goes on.
+        self.brings(None);
         Ok(match self.holder.begin(label, region, &json, base) {
             Ok(None) => Next::Answer(Answer::Done),
             Ok(Some(begun)) => {
-                begun.bringers.attach(&self.tcp);
-                Next::Answer(Answer::Missing(self.upload.insert(begun).missing()))
+                let missing = begun.missing();
+                self.brings(Some(begun));
+                Next::Answer(Answer::Missing(missing))
             }
             Err(why) => refused(why.to_string()),
         })
     }
 
     fn join(&mut self, label: Label) -> Next {
-        self.upload = self.holder.begun(label);
+        self.brings(self.holder.begun(label));
         match &self.upload {
-            Some(upload) => {
-                upload.bringers.attach(&self.tcp);
-                Next::Answer(Answer::Done)
-            }
+            Some(_) => Next::Answer(Answer::Done),
             None => refused("nobody has begun this"),
         }
+    }
+
+    /// From now on the stream brings this shard, and no other.
+    fn brings(&mut self, upload: Option<Arc<Upload>>) {
+        if let Some(before) = &self.upload {
+            before.bringers.detach(&self.tcp);
+        }
+        if let Some(upload) = &upload {
+            upload.bringers.attach(&self.tcp);
+        }
+        self.upload = upload;
     }
 
     fn seal(&mut self) -> Next {
@@ -147,19 +170,22 @@ impl<'a> Conversation<'a> {
         let described = self.found.as_ref().and_then(|slot| Some((slot.described().ok()?, slot.region_bytes())));
         let Some(((label, index), region)) = described else { return Ok(Next::Answer(Answer::NotHere)) };
         let crc = description_crc(&label, &index);
-        frame::write(&mut self.tcp, &Answer::Found { label, region, index: index.len() as u64, crc })?;
-        self.tcp.write_all(&index)?;
+        frame::write(&mut &*self.tcp, &Answer::Found { label, region, index: index.len() as u64, crc })?;
+        (&*self.tcp).write_all(&index)?;
         Ok(Next::Done)
     }
 
     fn parity(&mut self, ask: &Ask) -> io::Result<Next> {
         let Ask::Parity { of, round, region, description, base } = *ask else { return Ok(Next::Close) };
+        if let Some(before) = self.incoming.take() {
+            before.bringers.detach(&self.tcp);
+        }
         match self.holder.parity(ParityRound { want: of, round }, Lengths { region, description }, base) {
             Ok(None) => Ok(Next::Answer(Answer::Missing(Vec::new()))),
             Ok(Some(begun)) => {
                 begun.bringers.attach(&self.tcp);
-                frame::write(&mut self.tcp, &Answer::Done)?;
-                self.incoming.insert(begun).receive(&mut self.tcp)?;
+                frame::write(&mut &*self.tcp, &Answer::Done)?;
+                self.incoming.insert(begun).receive(&self.tcp)?;
                 Ok(Next::Done)
             }
             Err(why) => Ok(refused(why.to_string())),
@@ -168,7 +194,7 @@ impl<'a> Conversation<'a> {
 
     fn seal_parity(&mut self, bytes: u64, sum: u64) -> io::Result<Next> {
         let Some(incoming) = self.incoming.clone() else { return Ok(Next::Close) };
-        let json = self.received(bytes)?;
+        let (json, _portion) = self.received(bytes)?;
         if crc(&json) != sum {
             return Ok(refused("the description arrived damaged"));
         }
@@ -190,22 +216,27 @@ impl<'a> Conversation<'a> {
             if !slot.load(at, piece) {
                 return Err(io::ErrorKind::InvalidData.into());
             }
-            self.tcp.write_all(piece)?;
+            (&*self.tcp).write_all(piece)?;
         }
         Ok(())
     }
 
-    /// Receives an index or a description of `bytes` bytes.
-    fn received(&mut self, bytes: u64) -> io::Result<Vec<u8>> {
+    /// Receives an index or a description of `bytes` bytes, and the right to have it in memory.
+    fn received(&self, bytes: u64) -> io::Result<(Vec<u8>, Portion<'a>)> {
         if bytes > INDEX_BYTES_MAX {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "index over the limit"));
         }
-        frame::read_bytes(&mut self.tcp, bytes)
+        // The other side waits for as long as `SILENCE`.
+        let portion = self.holder.budget.take(bytes, SILENCE / 2)?;
+        let within = SILENCE + Duration::from_secs(bytes / SLOWEST);
+        let json = frame::read_bytes(&mut Until::new(&self.tcp, within), bytes)?;
+        self.tcp.set_read_timeout(None)?;
+        Ok((json, portion))
     }
 
     /// Takes extents off the stream until an empty one arrives, and answers each.
-    fn extents(&mut self, upload: &Upload) -> io::Result<()> {
-        let tcp = &mut self.tcp;
+    fn extents(&self, upload: &Upload) -> io::Result<()> {
+        let mut tcp = &*self.tcp;
         loop {
             let mut header = [0; EXTENT_HEADER];
             tcp.read_exact(&mut header)?;
@@ -219,7 +250,7 @@ impl<'a> Conversation<'a> {
             if len > CHUNK_BYTES {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "extent too long"));
             }
-            let damaged = upload.receive(offset, len, tcp)?;
+            let damaged = upload.receive(offset, len, &mut tcp)?;
             let busy = when_idle && !self.holder.await_idle();
             let answer = offset | if damaged { DAMAGED } else { 0 } | if busy { BUSY } else { 0 };
             tcp.write_all(&answer.to_le_bytes())?;

@@ -58,13 +58,13 @@ impl Holder {
 }
 
 /// A stream that must have given what is read by a point in time, however it is cut.
-struct Until<'a> {
+pub(super) struct Until<'a> {
     tcp: &'a TcpStream,
     end: Instant,
 }
 
 impl<'a> Until<'a> {
-    fn new(tcp: &'a TcpStream, within: Duration) -> Self {
+    pub(super) fn new(tcp: &'a TcpStream, within: Duration) -> Self {
         Until { tcp, end: Instant::now() + within }
     }
 }

@@ -2,6 +2,7 @@
 //! bring ([`super::conversation`]).
 
 use super::bringers::Bringers;
+use super::budget::Budget;
 use super::protocol::{Ask, ParityWant, SlotRow};
 use super::refusal::Refusal;
 use super::room::{Named, Room};
@@ -23,6 +24,10 @@ use std::time::{Duration, Instant};
 
 /// How long an answer that was asked for when the network is idle waits for that.
 const PATIENCE: Duration = Duration::from_millis(50);
+
+/// Bytes of indexes and descriptions that all streams together take in at the same time: any one, and
+/// many of the usual size beside it.
+const RECEIVED_BYTES_MAX: u64 = 2 * INDEX_BYTES_MAX;
 
 /// Opens the step boards of this node's workers.
 struct Boards(Box<dyn Fn() -> Vec<Board> + Send + Sync>);
@@ -51,6 +56,8 @@ pub struct Holder {
     pub taken: Taken,
     mapped: Mapped,
     boards: OnceLock<Boards>,
+    /// What streams may take into memory before it is known what it is.
+    pub(super) budget: Budget,
     /// Streams that are served now.
     pub(super) streams: AtomicUsize,
 }
@@ -144,6 +151,7 @@ impl Holder {
             taken: Taken::default(),
             mapped: Mapped::default(),
             boards: OnceLock::new(),
+            budget: Budget::of(RECEIVED_BYTES_MAX),
             streams: AtomicUsize::new(0),
         }
     }

@@ -7,6 +7,7 @@
 //! ```
 
 pub mod bringers;
+mod budget;
 mod conversation;
 mod entrance;
 pub mod holder;

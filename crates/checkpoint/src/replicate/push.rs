@@ -133,7 +133,8 @@ impl Link {
             Answer::Done => return Ok(()),
             other => return Err(unexpected(&other)),
         };
-        let chunks: VecDeque<(u64, u32)> = missing.iter().flat_map(|(a, n)| *a..*a + *n).map(|c| (c, 0)).collect();
+        let chunks = wanted(&missing, region.div_ceil(CHUNK_BYTES as u64))
+            .ok_or_else(|| invalid("the peer asks for chunks that this shard does not have, or for some twice"))?;
         let streams = self.wanted.min(window.streams).min(chunks.len().div_ceil(2)).max(1);
         while self.streams.len() < streams {
             self.streams.push(Stream::open(&self.peer)?);
@@ -165,6 +166,17 @@ impl Link {
             Some(Err(e)) => Err(e),
         }
     }
+}
+
+/// The chunks in these runs, none of them sent yet. `None` unless they are of the shard's `chunks`,
+/// each once and in order: what the peer says must not decide how much memory that takes.
+fn wanted(runs: &[(u64, u64)], chunks: u64) -> Option<VecDeque<(u64, u32)>> {
+    let mut end = 0;
+    for (first, count) in runs {
+        let begins_after = *first >= end;
+        end = first.checked_add(*count).filter(|end| begins_after && *end <= chunks)?;
+    }
+    Some(runs.iter().flat_map(|(first, count)| *first..first + count).map(|chunk| (chunk, 0)).collect())
 }
 
 impl Job<'_> {
@@ -246,5 +258,23 @@ impl Job<'_> {
             self.left.lock().map_err(|e| io::Error::other(e.to_string()))?.push_back((chunk, attempts + 1));
         }
         Ok(idle)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_chunks_that_there_are_can_be_asked_for() {
+        let chunks = |runs: &[(u64, u64)]| wanted(runs, 10).map(|all| all.iter().map(|(c, _)| *c).collect::<Vec<_>>());
+        assert_eq!(chunks(&[]), Some(vec![]));
+        assert_eq!(chunks(&[(0, 2), (2, 1), (9, 1)]), Some(vec![0, 1, 2, 9]));
+        for runs in
+            [[(0, 1 << 40), (0, 0)], [(0, 1), (9, 2)], [(1, u64::MAX), (1, 1)], [(0, 2), (1, 1)], [(5, 1), (0, 1)]]
+        {
+            assert_eq!(chunks(&runs), None, "{runs:?}");
+        }
     }
 }

@@ -1,0 +1,143 @@
+//! A directory that is held open while something in it is deleted. Whoever else may write where
+//! checkpoints are kept can put a link in its place at any moment; what goes through the handle
+//! stays in the directory that was looked at.
+
+use super::disk;
+use crate::storage::gone;
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, fsync, openat, unlinkat};
+use rustix::io::Errno;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::Path;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Opened {
+    at: OwnedFd,
+}
+
+/// Opens a directory; `NotADirectory` for anything else, and for a link that is not to be followed.
+fn open(at: impl AsFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+    match openat(at, path, flags | OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
+        Err(Errno::LOOP | Errno::NOTDIR) => Err(io::ErrorKind::NotADirectory.into()),
+        opened => Ok(opened?),
+    }
+}
+
+impl Opened {
+    /// A directory of checkpoints: it may be a link, it is the user's choice.
+    ///
+    /// # Errors
+    /// Those of the file system; `NotADirectory`.
+    pub fn chosen(path: &Path) -> io::Result<Self> {
+        disk::before_call()?;
+        open(CWD, path, OFlags::empty()).map(|at| Opened { at })
+    }
+
+    /// The directory of a checkpoint, which is no link.
+    ///
+    /// # Errors
+    /// As [`Opened::chosen`].
+    pub fn checkpoint(path: &Path) -> io::Result<Self> {
+        disk::before_call()?;
+        open(CWD, path, OFlags::NOFOLLOW).map(|at| Opened { at })
+    }
+
+    /// The same by its name in this directory.
+    ///
+    /// # Errors
+    /// As [`Opened::chosen`].
+    pub fn below(&self, name: &str) -> io::Result<Self> {
+        disk::before_call()?;
+        open(&self.at, Path::new(name), OFlags::NOFOLLOW).map(|at| Opened { at })
+    }
+
+    /// What is in it, sorted.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn names(&self) -> io::Result<Vec<OsString>> {
+        disk::before_call()?;
+        let entries = match Dir::read_from(&self.at) {
+            // It was removed meanwhile.
+            Err(Errno::NOENT) => return Ok(Vec::new()),
+            other => other?,
+        };
+        let mut names = Vec::new();
+        for entry in entries {
+            let name = OsString::from_vec(entry?.file_name().to_bytes().to_vec());
+            if name != "." && name != ".." {
+                disk::before_call()?;
+                names.push(name);
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    /// See [`disk::kind`].
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn kind(&self, name: &OsStr) -> io::Result<Option<FileType>> {
+        disk::kind_in(&self.at, Path::new(name))
+    }
+
+    /// See [`disk::read`].
+    ///
+    /// # Errors
+    /// Those of the file system; `InvalidInput` for anything but a regular file, `InvalidData` for
+    /// one that is longer than `limit`.
+    pub fn read(&self, name: &str, limit: u64) -> io::Result<Vec<u8>> {
+        disk::read_in(&self.at, Path::new(name), limit)
+    }
+
+    /// See [`disk::rename_new`].
+    ///
+    /// # Errors
+    /// Those of the file system; `AlreadyExists`.
+    pub fn rename_new(&self, from: &str, to: &str) -> io::Result<()> {
+        disk::rename_new_in(&self.at, Path::new(from), Path::new(to))
+    }
+
+    /// Removes a file; one that somebody else has removed will do.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn remove(&self, name: impl AsRef<OsStr>) -> io::Result<()> {
+        disk::before_call()?;
+        gone(unlinkat(&self.at, name.as_ref(), AtFlags::empty()).map_err(io::Error::from))
+    }
+
+    /// Removes a directory if it is empty. False when it is not, or is something else by now.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn remove_empty(&self, name: &str) -> io::Result<bool> {
+        disk::before_call()?;
+        match unlinkat(&self.at, name, AtFlags::REMOVEDIR) {
+            Ok(()) | Err(Errno::NOENT) => Ok(true),
+            Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR) => Ok(false),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Makes the names in it durable.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn sync(&self) -> io::Result<()> {
+        disk::before_call()?;
+        Ok(fsync(&self.at)?)
+    }
+}
+
+/// Removes a file from the directory of a checkpoint after a call that has failed, if that can be
+/// done: no fault is put in its way.
+pub(super) fn forget(checkpoint: &Path, file: &OsStr) {
+    if let Ok(at) = open(CWD, checkpoint, OFlags::NOFOLLOW) {
+        let _ = unlinkat(&at, file, AtFlags::empty());
+    }
+}
