@@ -163,6 +163,7 @@ fn hello(version: u32) -> ToCoordinator {
         domain: String::new(),
         role: "default".into(),
         seen: GENERATION,
+        began: None,
         running: None,
         stop: None,
         shutdown_grace_ms: 30_000,
@@ -252,10 +253,10 @@ fn to_agent() -> Vec<(&'static str, ToAgent)> {
     let keeper = Keeper { node: NodeId("1".into()), address: "10.0.0.2:4001".into() };
     let plan = Replication { keepers: vec![keeper], keeps: vec![Rank(1)], ..Replication::default() };
     vec![
-        ("welcome", order(Order::Welcome { epoch })),
+        ("welcome", order(Order::Welcome { epoch, began: Incarnation(1) })),
         (
             "start",
-            order(Order::Crew(generation, CrewOrder::Start(Start { place: place(), restarts: 1, max_restarts: 10 }))),
+            order(Order::Crew(generation, CrewOrder::Start(Start { place: place(), began: Incarnation(1), restarts: 1, max_restarts: 10 }))),
         ),
         ("restore-at", order(restore)),
         (

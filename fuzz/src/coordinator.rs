@@ -1,6 +1,6 @@
 //! A stand-in for the coordinator behind its server.
 
-use everstep_core::id::{Epoch, NodeId};
+use everstep_core::id::{Epoch, Incarnation, NodeId};
 use everstep_core::message::Order;
 use everstep_wire::envelope::{ToAgent, ToCoordinator};
 use everstep_wire::output::CoordinatorStatus;
@@ -48,7 +48,7 @@ async fn converse(orders: UnboundedSender<ToAgent>, mut lines: UnboundedReceiver
     while let Some(message) = lines.recv().await {
         let epoch = Epoch(1);
         let order = match message {
-            ToCoordinator::Hello { .. } => ToAgent::Order { epoch, order: Order::Welcome { epoch } },
+            ToCoordinator::Hello { .. } => ToAgent::Order { epoch, order: Order::Welcome { epoch, began: Incarnation(1) } },
             ToCoordinator::Report(_) => ToAgent::Stacks,
             _ => ToAgent::Ping,
         };

@@ -1,7 +1,7 @@
 //! Which connections of the coordinator are silent for too long, and which are due a ping.
 //!
 //! Time in which the coordinator's own process was suspended is nobody's silence. It shows as a
-//! late [`KeepAlive::check`].
+//! late [`KeepAlive::check`]. Nor does it count for any deadline of a job: see [`WakingClock`].
 
 use crate::id::Session;
 use crate::time::Time;
@@ -15,6 +15,29 @@ const SUSPENDED: Duration = CHECK_EVERY.saturating_mul(2);
 /// The silence that ends a connection whose agent has not introduced itself, and the time between
 /// its pings.
 const UNKNOWN: (Duration, Duration) = (Duration::from_secs(2), Duration::from_millis(250));
+
+/// A clock that stands still while the process that reads it is suspended, so that no deadline
+/// passes then. Read it at least every [`CHECK_EVERY`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WakingClock {
+    read: Time,
+    suspended: Duration,
+}
+
+impl WakingClock {
+    /// Returns a clock that shows `now`.
+    #[must_use]
+    pub fn new(now: Time) -> Self {
+        WakingClock { read: now, suspended: Duration::ZERO }
+    }
+
+    /// Returns the time without that in which the process was suspended.
+    pub fn read(&mut self, now: Time) -> Time {
+        self.suspended += now.since(self.read).saturating_sub(SUSPENDED);
+        self.read = self.read.max(now);
+        Time(self.read.0.saturating_sub(u64::try_from(self.suspended.as_millis()).unwrap_or(u64::MAX)))
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Link {
@@ -151,6 +174,14 @@ mod tests {
         assert!(run(&mut alive, 1200, 1300).is_empty());
         assert!(!alive.heard(Time(13_000), A), "nothing was checked for 11.7 s");
         assert!(alive.check(Time(13_001)).iter().all(|d| matches!(d, Due::Ping(_))));
+    }
+
+    #[test]
+    fn a_waking_clock_leaves_out_only_the_time_in_which_nobody_read_it() {
+        let mut clock = WakingClock::new(Time(1000));
+        assert_eq!([1025, 1075, 1074].map(|now| clock.read(Time(now))), [Time(1025), Time(1075), Time(1075)]);
+        assert_eq!(clock.read(Time(9075)), Time(1125), "suspended for 8 s, of which 50 ms may have been usual");
+        assert_eq!(clock.read(Time(9100)), Time(1150));
     }
 
     proptest! {

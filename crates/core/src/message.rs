@@ -13,7 +13,7 @@ mod replication;
 mod restoring;
 
 pub use crate::failure::{Cause, Ended, Extent, Failure, HangEvidence, HowEnded, Outcome, Sign};
-use crate::id::{Epoch, Generation, Rank, Step};
+use crate::id::{Epoch, Generation, Incarnation, Rank, Step};
 pub use crate::shard::{
     Copies, Holding, Keeper, Member, Offer, Offers, Parity, Purpose, Rebuild, Redundancy, Replication, ShardFile,
     Source, Stripe, StripeLeft, Tier,
@@ -94,6 +94,8 @@ pub enum Order {
     Welcome {
         /// Life of the coordinator.
         epoch: Epoch,
+        /// The agent that began this run of the job, which identifies the run.
+        began: Incarnation,
     },
     /// This agent may not take part.
     Refused(ExitReason),

@@ -45,6 +45,7 @@ fn back(scene: &mut Scene, session: u64, running: bool) {
         domain: String::new(),
         role: String::new(),
         seen: generation,
+        began: None,
         running: running.then_some(Running {
             generation,
             failures: vec![],
@@ -172,7 +173,7 @@ fn agent() -> Agent {
     };
     agent.handle(Time(0), AgentEvent::Connected);
     let epoch = Epoch(1);
-    agent.handle(Time(1), AgentEvent::Order { epoch, order: Order::Welcome { epoch } });
+    agent.handle(Time(1), AgentEvent::Order { epoch, order: Order::Welcome { epoch, began: Incarnation(1) } });
     let start = Order::Crew(
         Generation(1),
         CrewOrder::Start(Start { place, began: Incarnation(1), restarts: 0, max_restarts: 3 }),

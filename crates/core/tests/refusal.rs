@@ -11,7 +11,7 @@ use everstep_core::agent::event::{CrewEvent, Event, WorkerExit};
 use everstep_core::coordinator::command::Fact;
 use everstep_core::coordinator::event::Event as Happens;
 use everstep_core::history::{Entry, incidents, notes};
-use everstep_core::id::{Epoch, Generation, Session};
+use everstep_core::id::{Epoch, Generation, Incarnation, Session};
 use everstep_core::message::{CrewReport, ExitReason, Order, Outcome, Report};
 use everstep_core::spec::RestartBudget;
 use everstep_core::time::Time;
@@ -74,7 +74,10 @@ fn an_agent_reports_it_until_the_coordinator_ends_the_job() {
     // The report may have been lost with the connection.
     agent.handle(Time(20), Event::Disconnected);
     agent.handle(Time(30), Event::Connected);
-    agent.handle(Time(40), Event::Order { epoch: Epoch(1), order: Order::Welcome { epoch: Epoch(1) } });
+    agent.handle(
+        Time(40),
+        Event::Order { epoch: Epoch(1), order: Order::Welcome { epoch: Epoch(1), began: Incarnation(1) } },
+    );
     assert!(commands(&mut agent).contains(&Command::Send(refused())));
     let [exited, gone] = exits();
     agent.handle(Time(50), exited);

@@ -21,7 +21,7 @@ use everstep_core::coordinator::event::{Event, StoreFailure, Version};
 use everstep_core::coordinator::finding::Finding;
 use everstep_core::exit_code::ExitCode;
 use everstep_core::id::{Epoch, Generation, JobId, PersistId, Session};
-use everstep_core::keep_alive::{CHECK_EVERY, Due, KeepAlive};
+use everstep_core::keep_alive::{CHECK_EVERY, Due, KeepAlive, WakingClock};
 use everstep_core::linger::{Linger, Needs};
 use everstep_core::message::{ExitReason, Order};
 use everstep_core::time::Time;
@@ -85,6 +85,8 @@ struct Driver {
     core: Coordinator,
     epoch: Epoch,
     base: (u64, Instant),
+    /// The clock of the core: for its jobs, no time passes while this process is suspended.
+    clock: WakingClock,
     peers: BTreeMap<Session, Peer>,
     sessions: u64,
     waiting: BTreeMap<PersistId, Vec<(Session, Order)>>,
@@ -174,6 +176,7 @@ pub async fn run(setup: Setup<'_>) -> Result<(), StartError> {
         },
         epoch,
         base: start,
+        clock: WakingClock::new(now),
         peers: BTreeMap::new(),
         sessions: 0,
         waiting: BTreeMap::new(),
@@ -219,14 +222,18 @@ impl Driver {
         self.event(Event::Tick);
         let mut pulse = tokio::time::interval(CHECK_EVERY);
         loop {
-            let now = self.now();
+            let now = self.now_of_core();
             let deadline = self.core.deadline(now).map_or(Duration::from_hours(1), |at| at.since(now));
             tokio::select! {
                 input = inputs.recv() => match input {
                     Some(input) => self.input(input),
                     None => return,
                 },
-                () = tokio::time::sleep(deadline) => self.event(Event::Tick),
+                () = tokio::time::sleep(deadline) => {
+                    // What has arrived may be what was waited for.
+                    self.drain(inputs);
+                    self.event(Event::Tick);
+                }
                 _ = pulse.tick() => {
                     if self.pulse() {
                         return;
@@ -238,6 +245,22 @@ impl Driver {
 
     fn now(&self) -> Time {
         Time(self.base.0 + u64::try_from(self.base.1.elapsed().as_millis()).unwrap_or(0))
+    }
+
+    /// Returns the time for the core.
+    fn now_of_core(&mut self) -> Time {
+        let now = self.now();
+        self.clock.read(now)
+    }
+
+    /// Handles what has arrived so far.
+    fn drain(&mut self, inputs: &mut mpsc::UnboundedReceiver<Input>) {
+        for _ in 0..inputs.len() {
+            match inputs.try_recv() {
+                Ok(input) => self.input(input),
+                Err(_) => return,
+            }
+        }
     }
 
     fn input(&mut self, input: Input) {
@@ -366,7 +389,8 @@ impl Driver {
     }
 
     fn event(&mut self, event: Event) {
-        self.core.handle(self.now(), event);
+        let now = self.now_of_core();
+        self.core.handle(now, event);
         while let Some(command) = self.core.poll() {
             match command {
                 Command::Send { session, order, after: None } => self.send(session, order),

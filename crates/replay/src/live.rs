@@ -107,6 +107,7 @@ impl Live {
             domain: String::new(),
             role: String::new(),
             seen: Generation(0),
+            began: None,
             running: None,
             stop: None,
             shutdown_grace_ms: 0,

@@ -58,6 +58,7 @@ fn hello(node: u32, nodes: u32) -> Hello {
         workers: 8,
         store_port: 29_500,
         seen: Generation(0),
+        began: None,
         running: None,
         stop: None,
         shutdown_grace_ms: 0,

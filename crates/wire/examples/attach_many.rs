@@ -33,6 +33,7 @@ fn hello(node: u32, nodes: u32) -> Box<Hello> {
         domain: String::new(),
         role: String::new(),
         seen: Generation(0),
+        began: None,
         running: None,
         stop: None,
         shutdown_grace_ms: 0,

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Version of the messages in this module.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 
 /// Length of a line's prefix: the checksum in hexadecimal digits, and a space.
 const SUM_BYTES: usize = 9;

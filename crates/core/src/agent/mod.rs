@@ -125,7 +125,8 @@ pub struct Agent {
     connected: bool,
     /// Since when there has been no coordinator.
     alone_since: Time,
-    ever_welcome: bool,
+    /// The run of the job that it was last welcomed to, by the agent that began it.
+    began: Option<Incarnation>,
     /// Workers were asked to hold at a step.
     holding: bool,
     /// A warm process was requested.
@@ -167,7 +168,7 @@ impl Agent {
             queued: None,
             connected: false,
             alone_since: now,
-            ever_welcome: false,
+            began: None,
             holding: false,
             warmed: false,
             refused_since: None,
@@ -202,6 +203,7 @@ impl Agent {
             domain: self.config.domain.clone(),
             role: self.config.role.clone(),
             seen: self.seen,
+            began: self.began,
             running: self.crew.as_ref().map(|c| Running {
                 generation: c.generation,
                 failures: c.failures.clone(),
@@ -353,7 +355,7 @@ impl Agent {
     fn orphaned(&mut self, now: Time) {
         let ladder = self.config.spec.ladder();
         let waited = ladder.orphan.as_secs();
-        if !self.ever_welcome {
+        if self.began.is_none() {
             let why = format!(
                 "no coordinator answered within {waited} s; check --rdzv-endpoint, and that the node it names is up"
             );

@@ -15,8 +15,8 @@ impl Agent {
         self.epoch = epoch;
         match order {
             Order::Crew(generation, order) => self.crew_order(now, generation, order),
-            Order::Welcome { .. } => {
-                self.ever_welcome = true;
+            Order::Welcome { began, .. } => {
+                self.began = Some(began);
                 self.refused_since = None;
                 self.send_unacknowledged();
                 self.report_refusal();

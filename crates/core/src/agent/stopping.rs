@@ -32,7 +32,7 @@ impl Agent {
             return;
         }
         let what = Stop { signal, at: self.step_ahead() };
-        if self.connected && self.ever_welcome && self.over.is_none() {
+        if self.connected && self.began.is_some() && self.over.is_none() {
             // The connection may be dead without anybody having noticed.
             let alone_at = Some(now.after(self.config.spec.ladder().silence * 3));
             self.stop = Some(Asked { what, alone_at });

@@ -32,7 +32,7 @@ impl Job {
             // It was stopped in an earlier run of this job.
             return out.send(session, Order::End(stop.end()));
         }
-        out.send(session, Order::Welcome { epoch });
+        out.send(session, Order::Welcome { epoch, began: self.record.began });
         self.came_back(now, &hello, out);
         let again = self.nodes.contains(&id);
         if !again {

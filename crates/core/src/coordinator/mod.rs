@@ -192,8 +192,9 @@ impl Coordinator {
         }
         let job = self.jobs.entry(id.clone()).or_insert_with(|| Job::new(&hello, now));
         let over = matches!(job.phase, Phase::Over { .. });
-        let of_this_run =
-            matches!(&job.record.stage, Stage::Ended { attached, .. } if attached.contains(&hello.incarnation));
+        // Whoever was welcomed to this run only hears of its end, however late it comes back.
+        let of_this_run = hello.began == Some(job.record.began)
+            || matches!(&job.record.stage, Stage::Ended { attached, .. } if attached.contains(&hello.incarnation));
         // A lost connection may come back for a while, but not to a job that is over: whoever
         // starts the job again right after its end wants a new run.
         let gone = job.nodes.sessions().next().is_none();

@@ -104,6 +104,7 @@ mod tests {
             domain: String::new(),
             role: String::new(),
             seen: Generation(0),
+            began: None,
             running: None,
             stop: None,
             shutdown_grace_ms: 0,

@@ -31,6 +31,10 @@ pub struct Hello {
     pub role: String,
     /// Highest generation that this life of the agent has started or fenced.
     pub seen: Generation,
+    /// The run of the job that this agent was last welcomed to, by the agent that began it; `None`:
+    /// to none yet. An agent that was away when its run ended belongs to no later one.
+    #[serde(default)]
+    pub began: Option<Incarnation>,
     /// Workers, alive or exited, of the generation that this agent still runs.
     pub running: Option<Running>,
     /// The stop of the job that this agent was asked or ordered to make. A coordinator that has

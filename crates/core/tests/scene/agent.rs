@@ -53,7 +53,7 @@ pub fn running_with(workers: u32) -> Agent {
     let place = place(workers);
     agent.handle(Time(0), Event::Connected);
     let orders = [
-        Order::Welcome { epoch: Epoch(1) },
+        Order::Welcome { epoch: Epoch(1), began: Incarnation(1) },
         Order::Crew(
             Generation(1),
             CrewOrder::Start(Start { place, began: Incarnation(1), restarts: 0, max_restarts: 0 }),

@@ -124,6 +124,7 @@ impl Scene {
             domain: String::new(),
             role: String::new(),
             seen: Generation(0),
+            began: None,
             running: None,
             stop: None,
             shutdown_grace_ms: 0,
