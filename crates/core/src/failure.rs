@@ -66,7 +66,7 @@ pub enum Cause {
 }
 
 /// How far a worker's training has come.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
     /// Steps completed; `None` if the worker does not report steps.
     pub step: Option<Step>,

@@ -367,6 +367,34 @@ fn an_unclear_exception_beside_a_kill_is_not_the_scripts() {
 }
 
 #[test]
+fn what_explains_an_unclear_exception_counts_although_an_echo_came_first() {
+    let unclear = "RuntimeError: it did not work";
+    for (error, lost, restarted) in
+        [(unclear, true, true), (unclear, false, true), ("ValueError: batch of 31", true, false)]
+    {
+        let mut scene = Scene::new();
+        for node in 0..3 {
+            scene.join(node, node + 10, 1, Scene::spec((2, 3), PER_DAY));
+        }
+        scene.passes(5000);
+        if lost {
+            scene.leaves(2);
+        }
+        crashes(&mut scene, failure(0, Outcome::Code(1), LOST, 30));
+        crashes(&mut scene, failure(1, Outcome::Code(1), error, 30));
+        if !lost {
+            crashes(&mut scene, crash(2, Outcome::Signal(9), 30));
+        }
+        scene.stopped([0, 1]);
+        scene.passes(30_000);
+        let code = if restarted { None } else { Some(1) };
+        let started = if restarted { vec![1, 2] } else { vec![1] };
+        assert_eq!((scene.over().map(|o| o.0), scene.started()), (code, started), "{error}, lost: {lost}");
+        assert_eq!(scene.job().record.restarts, 1, "the restart that was ordered first is the one that is made");
+    }
+}
+
+#[test]
 fn a_node_that_is_lost_after_its_scripts_have_ended_does_not_undo_that() {
     let mut scene = job(PER_DAY);
     (0..2).for_each(|rank| ends(&mut scene, rank, Some(60), HowEnded::ShuttingDown));

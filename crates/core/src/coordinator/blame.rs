@@ -9,9 +9,10 @@
 //! ```
 
 use super::command::Fact;
-use super::job::{Blame, Inquiry, Job, Phase, Witness};
+use super::job::{Blame, GivingUp, Inquiry, Job, Phase, Witness};
 use super::output::Output;
 use super::wording::describe_as;
+use crate::exit_code::ExitCode;
 use crate::id::{Generation, NodeId};
 use crate::message::{Cause, Failure, Order, Sign};
 use crate::severity::{Scope, Table, Verdict};
@@ -42,17 +43,18 @@ impl Job {
         out: &mut Output,
     ) {
         let way_back = self.no_way_back(failure.as_ref());
+        let unclear = failure.as_ref().is_some_and(|f| !f.verdict.says_why());
         let current = generation == self.record.generation;
         if failure.as_ref().is_some_and(|f| current && self.exit_code_counts(f)) {
-            self.evidence.is_not_done();
+            self.is_not_done();
         }
         let Some(echoes) = self.evidence.testify(generation, Witness { node: node.clone(), failure }) else { return };
         // The failures before it only followed from this one.
         if echoes
-            && !self.evidence.is_giving_up()
+            && self.record.giving_up.is_none()
             && let Some((code, why)) = way_back
         {
-            self.evidence.give_up(code, why);
+            self.give_up(code, why, unclear);
         }
         self.finish_late();
         self.weigh(out);
@@ -116,12 +118,7 @@ impl Job {
 
     /// Settles which failure was the first cause.
     pub(super) fn conclude(&mut self, now: Time, out: &mut Output) {
-        let opened_by = self.evidence.inquiry().and_then(Inquiry::opening).and_then(|w| w.failure.as_ref());
-        let only_exception = self.no_way_back(opened_by).is_some() && self.unfinished(opened_by).is_none();
-        let killed = self.evidence.inquiry().is_some_and(Inquiry::has_killed);
-        if only_exception && killed && self.evidence.take_giving_up().is_some() {
-            self.record.count_restart(now);
-        }
+        self.reconsider(now);
         let blame = self.evidence.blame();
         if let Some(blame) = &blame {
             self.blamed_again(now, blame, out);
@@ -148,11 +145,43 @@ impl Job {
             let fact = Fact::Blamed { incident: inquiry.incident(), node, failure, verdict, others };
             out.record(fact);
         }
-        if let Some((code, why)) = self.evidence.take_giving_up()
+        if let Some(GivingUp { code, why, .. }) = self.record.giving_up.take()
             && !self.phase.is_over()
         {
             self.phase = Phase::Over { code, why: format!("{what}; {why}") };
         }
+    }
+
+    /// Decides not to restart the job, and to end it when the first cause is known. `unclear`: unless
+    /// a killed process or a lost node turns out to explain the failure.
+    pub(super) fn give_up(&mut self, code: i32, why: String, unclear: bool) {
+        let blame = self.evidence.blame();
+        let what = blame.map(|b| describe_as(&b.node, b.failure.as_ref(), &b.verdict)).unwrap_or_default();
+        // If what came first only followed from another failure, a restart was ordered for it.
+        let opening = self.evidence.inquiry().and_then(Inquiry::opening).and_then(|w| w.failure.as_ref());
+        let counted = self.no_way_back(opening).is_none();
+        self.record.giving_up = Some(GivingUp { code, why, what, unclear, counted });
+        self.changed(false);
+    }
+
+    /// Takes back that the training counts as finished: a rank at its end says that it has failed.
+    fn is_not_done(&mut self) {
+        if self.record.giving_up.take_if(|g| g.code == ExitCode::Done.number()).is_some() {
+            self.changed(false);
+        }
+    }
+
+    /// Restarts the job after all if what it was given up for is explained by a killed process or a
+    /// lost node.
+    fn reconsider(&mut self, now: Time) {
+        let killed = self.evidence.inquiry().is_some_and(Inquiry::has_killed);
+        let allowed = self.record.budget_allows(now, false).is_ok();
+        let explained = |g: &mut GivingUp| g.unclear && killed && (g.counted || allowed);
+        let Some(given_up) = self.record.giving_up.take_if(explained) else { return };
+        if !given_up.counted {
+            self.record.count_restart(now);
+        }
+        self.changed(false);
     }
 
     /// Excludes a machine that is blamed for the second time within half an hour, if another one

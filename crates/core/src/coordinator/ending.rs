@@ -158,8 +158,8 @@ impl Job {
         self.script_over(node, ended, out);
         self.finish_late();
         let unfinished = self.unfinished(Some(&failure)).filter(|_| self.ending.perhaps_with(&failure).is_none());
-        if let Some((code, why)) = unfinished.filter(|_| !self.evidence.is_giving_up()) {
-            self.evidence.give_up(code, why);
+        if let Some((code, why)) = unfinished.filter(|_| self.record.giving_up.is_none()) {
+            self.give_up(code, why, false);
         }
     }
 
@@ -169,11 +169,11 @@ impl Job {
         let Some(inquiry) = self.evidence.inquiry().filter(|_| !self.phase.is_training()) else { return };
         let consequence = self.evidence.blame().is_some_and(|b| b.is_consequence());
         let Some((with, _)) = self.ending.any_beside(None) else { return };
-        if consequence && !self.evidence.is_giving_up() && self.all_had_ended(inquiry) {
+        if consequence && self.record.giving_up.is_none() && self.all_had_ended(inquiry) {
             let why = format!(
                 "this happened after the last step of rank {with}, which had already finished: the training counts as finished and is not repeated"
             );
-            self.evidence.give_up(ExitCode::Done.number(), why);
+            self.give_up(ExitCode::Done.number(), why, false);
         }
     }
 
@@ -222,11 +222,21 @@ impl Job {
         for (rank, extent) in ended {
             self.ending.add_over(rank, extent, true);
         }
+        self.keep_ends(id);
         let what = format!("node {id} was lost after the scripts of its ranks had ended");
         self.warn(id, format!("warning: {what}: they are not run again"), out);
         self.ending.add_note(what);
         self.settle_held(now, out);
         self.finish();
+    }
+
+    /// Keeps in the record that ranks of a lost node had ended: their node cannot tell a coordinator
+    /// that starts later.
+    pub(super) fn keep_ends(&mut self, id: &NodeId) {
+        let ended = self.record.world.slot(id).map(|slot| self.ending.ended_on(slot)).unwrap_or_default();
+        self.record.ended.retain(|(rank, _)| ended.iter().all(|(other, _)| other != rank));
+        self.record.ended.extend(ended);
+        self.changed(false);
     }
 
     /// Ends the job when the processes of all ranks are over.

@@ -58,7 +58,9 @@ impl Job {
             self.record.progressed = true;
         }
         let again = self.same_again(failure.as_ref());
-        let first = self.unfinished(failure.as_ref()).or_else(|| self.no_way_back(failure.as_ref()));
+        let unfinished = self.unfinished(failure.as_ref());
+        let may_be_explained = unfinished.is_none();
+        let first = unfinished.or_else(|| self.no_way_back(failure.as_ref()));
         let refusal = first.or_else(|| {
             again.map_or_else(
                 || {
@@ -102,14 +104,16 @@ impl Job {
         self.recovery.begin_stop();
         match refusal {
             // After a hang, all ranks are still asked for their stacks.
-            Some((code, why)) if follows || hung || unclear => self.evidence.give_up(code, why),
+            Some((code, why)) if follows || hung || unclear => {
+                self.give_up(code, why, unclear && may_be_explained);
+            }
             Some((code, why)) => {
                 self.phase = Phase::Over { code, why: format!("{what}; {why}") };
                 return;
             }
             None => {}
         }
-        if !self.evidence.is_giving_up() {
+        if self.record.giving_up.is_none() {
             self.record.count_restart(now);
         }
         self.recovery.open_incident(incident);

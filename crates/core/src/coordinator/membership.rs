@@ -102,6 +102,7 @@ impl Job {
             // numbers up to `seen` are used. Form a new world. If that write exists, ours conflicts
             // with it and this coordinator ends.
             self.record.generation = seen;
+            self.record.ended.clear();
             if self.phase.is_training() {
                 self.fence(now, out);
                 self.phase = Phase::Forming { since: now, last_join: Some(now) };
@@ -125,7 +126,12 @@ impl Job {
         if have < need {
             out.notice(session, Reason::WaitingForNodes { have, need }.sentence());
         }
-        if let Some(Running { generation, failures, .. }) = running {
+        if let Some(Running { generation, failures, ended, .. }) = running {
+            // What others failed with may only have followed from this.
+            let current = generation == self.record.generation;
+            for ended in ended.iter().filter(|_| current) {
+                self.ended(now, id, ended, out);
+            }
             for failure in failures {
                 self.testify(id, generation, Some(failure), out);
             }
@@ -201,6 +207,7 @@ impl Job {
         let member = self.record.is_member(id, node.hello.incarnation);
         match &mut self.phase {
             Phase::Training { finished, .. } if member && !finished.contains(id) => self.member_lost(now, id, out),
+            Phase::Training { .. } if member => self.keep_ends(id),
             Phase::Stopping { .. } => self.stopping_done(id),
             Phase::Forming { .. } if member => self.testify(id, self.record.generation, None, out),
             _ => {}

@@ -324,7 +324,7 @@ impl Job {
             }
             return;
         };
-        if self.evidence.is_giving_up() {
+        if self.record.giving_up.is_some() {
             return;
         }
         if !self.nodes.have_trained() && self.nodes.len() < self.record.spec.nodes_min as usize {
@@ -389,6 +389,7 @@ impl Job {
         let record = &mut self.record;
         record.generation = record.generation.next();
         record.stage = Stage::Training;
+        record.ended.clear();
         record.largest = record.largest.max(u32::try_from(world.slots.len()).unwrap_or(u32::MAX));
         let place = |s: &crate::message::Slot| (s.node.clone(), s.incarnation, s.first_rank, s.workers);
         let before = &record.world.slots;

@@ -27,7 +27,7 @@ impl Job {
                 self.phase = Phase::Stopping { done: BTreeSet::new(), deadline, stop };
             }
             Phase::Forming { .. } => {
-                if self.evidence.is_giving_up() {
+                if self.record.giving_up.is_some() {
                     // How the job ends is decided, and only the first cause is still waited for.
                     self.conclude(now, out);
                 }

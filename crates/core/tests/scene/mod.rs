@@ -25,6 +25,9 @@ pub struct Scene {
     pub provisions: Vec<Request>,
     /// No write to the store succeeds.
     pub store_fails: bool,
+    /// The record in the store.
+    pub stored: Vec<u8>,
+    epoch: u64,
 }
 
 impl Scene {
@@ -39,7 +42,24 @@ impl Scene {
             facts: vec![],
             provisions: vec![],
             store_fails: false,
+            stored: vec![],
+            epoch: 1,
         }
+    }
+
+    /// The coordinator dies, and another one starts with what the store has.
+    pub fn restarts(&mut self) {
+        self.epoch += 1;
+        let record = serde_json::from_slice(&self.stored).unwrap();
+        self.core = Coordinator::new(Epoch(self.epoch), vec![(record, self.version)], Time(self.now));
+        self.event(Event::Tick);
+    }
+
+    /// A node of the first generation comes back to a coordinator that has restarted.
+    pub fn returns(&mut self, node: u64, incarnation: u64, spec: JobSpec, running: Option<Running>) {
+        let began = Some(self.job().record.began);
+        let change = |hello: &mut Hello| *hello = Hello { seen: Generation(1), began, running, ..hello.clone() };
+        self.join_with(node, incarnation, 1, spec, change);
     }
 
     pub fn event(&mut self, event: Event) {
@@ -58,8 +78,9 @@ impl Scene {
                     Command::Persist { id, .. } if self.store_fails => {
                         next = Some(Event::Persisted { id, result: Err(StoreFailure::Unavailable) });
                     }
-                    Command::Persist { id, .. } => {
+                    Command::Persist { id, value, .. } => {
                         self.version += 1;
+                        self.stored = value;
                         next = Some(Event::Persisted { id, result: Ok(self.version) });
                     }
                     Command::Provision { request, .. } => self.provisions.push(request),

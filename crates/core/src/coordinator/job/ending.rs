@@ -202,6 +202,13 @@ impl Ending {
         slot.ranks().map(Rank).map(|rank| Some((rank, ended(rank)?.extent))).collect()
     }
 
+    /// Returns how far the training of each of a node's ranks had come that has ended with its
+    /// process.
+    pub(crate) fn ended_on(&self, slot: &Slot) -> Vec<(Rank, Extent)> {
+        let ended = |rank| self.over.get(&rank).filter(|over| over.process && over.vanished.is_none());
+        slot.ranks().map(Rank).filter_map(|rank| Some((rank, ended(rank)?.extent))).collect()
+    }
+
     /// Returns the notes on the end, as the rest of a sentence.
     #[must_use]
     pub fn notes(&self) -> String {

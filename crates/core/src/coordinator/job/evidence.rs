@@ -1,7 +1,6 @@
 //! The failures around the latest incident, recent signs of machines, and which of them explains
 //! the others.
 
-use crate::exit_code::ExitCode;
 use crate::failure::{HEARING, SIGN_BEFORE, SIGNS_KEPT};
 use crate::id::{Generation, Incarnation, NodeId};
 use crate::message::{Cause, Failure, Outcome, Sign, World};
@@ -180,8 +179,6 @@ pub struct Evidence {
     inquiry: Option<Inquiry>,
     /// Recent signs of machines.
     signs: VecDeque<(Time, NodeId, Sign)>,
-    /// Exit code of the job once the first cause is known, and why it is not restarted.
-    giving_up: Option<(i32, String)>,
 }
 
 impl Evidence {
@@ -256,26 +253,5 @@ impl Evidence {
     /// Ends the inquiry.
     pub(crate) fn close(&mut self) -> Option<Inquiry> {
         self.inquiry.take()
-    }
-
-    /// Records that the job is not restarted, and ends when the first cause is known.
-    pub(crate) fn give_up(&mut self, code: i32, why: String) {
-        self.giving_up = Some((code, why));
-    }
-
-    /// Takes back that the training counts as finished: a rank at its end says that it has failed.
-    pub(crate) fn is_not_done(&mut self) {
-        self.giving_up.take_if(|(code, _)| *code == ExitCode::Done.number());
-    }
-
-    /// Returns whether the job ends when the first cause is known.
-    #[must_use]
-    pub fn is_giving_up(&self) -> bool {
-        self.giving_up.is_some()
-    }
-
-    /// Returns the exit code of the job and why it is not restarted, and forgets them.
-    pub(crate) fn take_giving_up(&mut self) -> Option<(i32, String)> {
-        self.giving_up.take()
     }
 }

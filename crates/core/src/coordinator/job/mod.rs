@@ -27,7 +27,7 @@ pub use node_state::NodeState;
 pub use nodes::{Node, Nodes};
 pub use phase::Phase;
 pub(crate) use provisioning::MISSED;
-pub use record::{Exclusion, JobRecord, Stage};
+pub use record::{Exclusion, GivingUp, JobRecord, Stage};
 pub(crate) use replicas::{Replicas, RoundState};
 pub(crate) use restarts::Charge;
 pub(crate) use shards::Decision;
@@ -93,10 +93,16 @@ impl Job {
     #[must_use]
     pub fn from_record(record: JobRecord, version: Option<Version>, now: Time) -> Self {
         let reattach_until = Some(now.after(record.spec.ladder().reattach));
-        let phase = match &record.stage {
-            Stage::Forming => Phase::Forming { since: now, last_join: Some(now) },
-            Stage::Training => Phase::Training { finished: BTreeSet::new(), reattach_until },
-            Stage::Ended { code, why, .. } => Phase::Over { code: *code, why: why.clone() },
+        let mut ending = Ending::default();
+        record.ended.iter().for_each(|(rank, extent)| ending.add_over(*rank, *extent, true));
+        let over = record.world.slots.iter().filter(|slot| ending.is_over(slot));
+        let finished: BTreeSet<_> = over.map(|slot| slot.node.clone()).collect();
+        let phase = match (&record.stage, &record.giving_up) {
+            (Stage::Ended { code, why, .. }, _) => Phase::Over { code: *code, why: why.clone() },
+            // What else was heard about the failure is lost with the coordinator that heard it.
+            (_, Some(GivingUp { code, why, what, .. })) => Phase::Over { code: *code, why: format!("{what}; {why}") },
+            (Stage::Forming, None) => Phase::Forming { since: now, last_join: Some(now) },
+            (Stage::Training, None) => Phase::Training { finished, reattach_until },
         };
         Job {
             nodes: Nodes::expected(&record.world),
@@ -112,7 +118,7 @@ impl Job {
             checks: Checks::default(),
             growth: Growth::default(),
             provisioning: Provisioning::default(),
-            ending: Ending::default(),
+            ending,
             progress: ProgressWatch::default(),
         }
     }

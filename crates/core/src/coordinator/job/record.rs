@@ -2,8 +2,8 @@
 //! come back.
 
 use super::super::request::{Remedy, Request, Stage as RequestStage};
-use crate::id::{Generation, Incarnation, NodeId, Step};
-use crate::message::{Hello, World};
+use crate::id::{Generation, Incarnation, NodeId, Rank, Step};
+use crate::message::{Extent, Hello, World};
 use crate::spec::{JobSpec, Policy, RestartBudget};
 use crate::time::Time;
 use serde::{Deserialize, Serialize};
@@ -44,6 +44,14 @@ pub struct JobRecord {
     /// by an earlier generation belongs to a past that did not happen.
     #[serde(default)]
     pub restored: Vec<(Generation, Step)>,
+    /// The decision not to restart after the latest incident, until its first cause is known and the
+    /// job ends. The workers are being ended meanwhile, so nothing else would show it.
+    #[serde(default)]
+    pub giving_up: Option<GivingUp>,
+    /// Ranks of the current world whose scripts are over, on nodes that are lost: nobody else can
+    /// tell.
+    #[serde(default)]
+    pub ended: Vec<(Rank, Extent)>,
     /// Number of incidents so far.
     pub incidents: u64,
     /// The error of the latest failed worker, with its step, to recognize it if it comes again.
@@ -91,6 +99,22 @@ pub enum Stage {
     },
 }
 
+/// A decision to end the job when the first cause of the latest incident is known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GivingUp {
+    /// Exit code of the job.
+    pub code: i32,
+    /// Why it is not restarted.
+    pub why: String,
+    /// What failed, as far as it was known.
+    pub what: String,
+    /// The script raised an error that a killed process or a lost node would explain: then the job
+    /// is restarted after all.
+    pub unclear: bool,
+    /// That restart is already counted.
+    pub counted: bool,
+}
+
 /// A node that the job excludes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exclusion {
@@ -136,6 +160,8 @@ impl JobRecord {
             progressed: false,
             checkpointed: false,
             restored: Vec::new(),
+            giving_up: None,
+            ended: Vec::new(),
             incidents: 0,
             last_error: None,
             durable: None,
