@@ -9,6 +9,8 @@ use everstep_core::agent::Agent;
 use everstep_core::agent::command::{Command, CrewCommand};
 use everstep_core::agent::event::{CrewEvent, Event as AgentEvent};
 use everstep_core::coordinator::Coordinator;
+use everstep_core::coordinator::command::Fact;
+use everstep_core::history::{Entry, incidents, tell};
 use everstep_core::id::{Epoch, Generation, Incarnation, Rank, Step};
 use everstep_core::message::{
     CrewOrder, CrewReport, Ended, ExitReason, HowEnded, Order, Outcome, Report, Running, Start, Stop,
@@ -244,4 +246,25 @@ fn an_agent_that_was_answered_leaves_the_end_to_the_coordinator() {
     agent::commands(&mut agent);
     agent.handle(Time(20_000), AgentEvent::Tick);
     assert!(agent::commands(&mut agent).is_empty());
+}
+
+#[test]
+fn a_crash_that_was_held_is_told_of_although_the_job_is_stopped() {
+    let mut scene = job(2);
+    for rank in 0..2 {
+        let crash = failure(rank, Outcome::Signal(6), "", 30);
+        scene.says(0, Report::Crew(Generation(1), CrewReport::WorkerFailed(crash)));
+    }
+    let opened =
+        |f: &Fact| matches!(f, Fact::IncidentOpened { incident: 1, failure: Some(f), .. } if f.rank == Rank(0));
+    assert!(!scene.facts.iter().any(opened), "it may have come after the last step");
+    scene.says(0, Report::StopRequested(TERM));
+    scene.passes(1000);
+    scene.stopped([0, 1]);
+    assert_eq!(scene.over().unwrap().0, 143);
+    let beside = |f: &Fact| matches!(f, Fact::Blamed { incident: 1, others, .. } if others.values().sum::<u32>() == 1);
+    assert!(scene.facts.iter().any(opened) && scene.facts.iter().any(beside), "{:?}", scene.facts);
+    let entries: Vec<Entry> = scene.facts.iter().map(|fact| Entry { at: 1, fact: fact.clone() }).collect();
+    let told = tell(&incidents(&entries)[0], "j", "").join("\n");
+    assert!(told.contains("which were not started again"), "{told}");
 }

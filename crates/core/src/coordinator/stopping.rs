@@ -1,13 +1,13 @@
 //! A job that is asked to stop: its workers get the signal and may finish what they do, for a
 //! while.
 
-use super::command::Reason;
+use super::command::{Action, Fact, Reason};
 use super::job::{Job, Phase};
 use super::output::Output;
 use crate::id::{NodeId, Session};
 use crate::message::{CrewOrder, Running, Stop};
 use crate::time::Time;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Shortest time after which a job that was asked to stop is over.
@@ -20,6 +20,7 @@ impl Job {
     pub(super) fn stop(&mut self, now: Time, stop: Stop, out: &mut Output) {
         match self.phase {
             Phase::Training { .. } => {
+                self.tell_of_held(out);
                 self.order_crew(CrewOrder::Signal(stop), out);
                 let grace = self.nodes.iter().map(|(_, n)| n.hello.shutdown_grace_ms).max().unwrap_or(0);
                 let deadline = now.after(PATIENCE.max(Duration::from_millis(grace).saturating_add(MARGIN)));
@@ -36,6 +37,25 @@ impl Job {
                 }
             }
             Phase::Stopping { .. } | Phase::Over { .. } => {}
+        }
+    }
+
+    /// Records the crashes that were held because they may have come after the last step. Nobody
+    /// finds out any more, and the restart that would follow is not made.
+    fn tell_of_held(&mut self, out: &mut Output) {
+        let mut held = self.ending.release().into_iter();
+        let Some((node, failure)) = held.next() else { return };
+        self.record.incidents += 1;
+        let (incident, generation, action) = (self.record.incidents, self.record.generation, Action::Restart);
+        let mut others: BTreeMap<String, u32> = BTreeMap::new();
+        for (_, failure) in held {
+            *others.entry(failure.verdict.class).or_default() += 1;
+        }
+        let failed = Some(failure.clone());
+        out.record(Fact::IncidentOpened { incident, generation, node: node.clone(), failure: failed, action });
+        if !others.is_empty() {
+            let verdict = Box::new(failure.verdict.clone());
+            out.record(Fact::Blamed { incident, node, failure: Some(Box::new(failure)), verdict, others });
         }
     }
 
