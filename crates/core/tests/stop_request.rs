@@ -250,10 +250,10 @@ fn an_agent_that_was_answered_leaves_the_end_to_the_coordinator() {
 
 #[test]
 fn a_crash_that_was_held_is_told_of_although_the_job_is_stopped() {
-    let mut scene = job(1);
+    let mut scene = job(2);
     for rank in 0..2 {
         let crash = failure(rank, Outcome::Signal(6), "", 30);
-        scene.says(u64::from(rank), Report::Crew(Generation(1), CrewReport::WorkerFailed(crash)));
+        scene.says(0, Report::Crew(Generation(1), CrewReport::WorkerFailed(crash)));
     }
     let opened =
         |f: &Fact| matches!(f, Fact::IncidentOpened { incident: 1, failure: Some(f), .. } if f.rank == Rank(0));
