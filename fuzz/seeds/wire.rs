@@ -256,7 +256,10 @@ fn to_agent() -> Vec<(&'static str, ToAgent)> {
         ("welcome", order(Order::Welcome { epoch, began: Incarnation(1) })),
         (
             "start",
-            order(Order::Crew(generation, CrewOrder::Start(Start { place: place(), began: Incarnation(1), restarts: 1, max_restarts: 10 }))),
+            order(Order::Crew(
+                generation,
+                CrewOrder::Start(Start { place: place(), began: Incarnation(1), restarts: 1, max_restarts: 10 }),
+            )),
         ),
         ("restore-at", order(restore)),
         (

@@ -48,7 +48,9 @@ async fn converse(orders: UnboundedSender<ToAgent>, mut lines: UnboundedReceiver
     while let Some(message) = lines.recv().await {
         let epoch = Epoch(1);
         let order = match message {
-            ToCoordinator::Hello { .. } => ToAgent::Order { epoch, order: Order::Welcome { epoch, began: Incarnation(1) } },
+            ToCoordinator::Hello { .. } => {
+                ToAgent::Order { epoch, order: Order::Welcome { epoch, began: Incarnation(1) } }
+            }
             ToCoordinator::Report(_) => ToAgent::Stacks,
             _ => ToAgent::Ping,
         };
