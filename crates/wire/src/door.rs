@@ -195,6 +195,7 @@ impl Trouble {
 }
 
 #[cfg(all(test, feature = "net"))]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use std::net::{Ipv4Addr, TcpListener, TcpStream};
