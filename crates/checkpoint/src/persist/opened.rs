@@ -27,7 +27,7 @@ fn open(at: impl AsFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
 }
 
 impl Opened {
-    /// A directory of checkpoints: it may be a link, it is the user's choice.
+    /// Opens a directory of checkpoints. The user has chosen it, so it may be a link.
     ///
     /// # Errors
     /// Those of the file system; `NotADirectory`.
@@ -36,7 +36,7 @@ impl Opened {
         open(CWD, path, OFlags::empty()).map(|at| Opened { at })
     }
 
-    /// The directory of a checkpoint, which is no link.
+    /// Opens the directory of a checkpoint, which must not be a link.
     ///
     /// # Errors
     /// As [`Opened::chosen`].
@@ -45,7 +45,7 @@ impl Opened {
         open(CWD, path, OFlags::NOFOLLOW).map(|at| Opened { at })
     }
 
-    /// The same by its name in this directory.
+    /// Opens the directory of a checkpoint by its name in this directory.
     ///
     /// # Errors
     /// As [`Opened::chosen`].

@@ -19,15 +19,15 @@ pub(super) struct Portion<'a> {
 }
 
 impl Budget {
-    /// A budget of so many bytes.
+    /// Returns a budget of `bytes` bytes.
     pub fn of(bytes: u64) -> Self {
         Budget { left: Mutex::new(bytes), more: Condvar::new() }
     }
 
-    /// Takes a part of it, as soon as there is enough.
+    /// Takes `bytes` bytes of it, as soon as that many are left.
     ///
     /// # Errors
-    /// `TimedOut` when others have it for longer than `within`.
+    /// `TimedOut` if others hold them for longer than `within`.
     pub fn take(&self, bytes: u64, within: Duration) -> io::Result<Portion<'_>> {
         // A number is not left half-written by a panic.
         let left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
