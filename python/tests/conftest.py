@@ -44,6 +44,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Failures(config))
 
 
+# Ranks share one pipe, and an unbuffered print writes its parts one by one, so lines of several ranks would be mixed.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
+
 @pytest.fixture
 def env(tmp_path: Path) -> Iterator[dict[str, str]]:
     """An environment that is isolated from other tests, including in shared memory."""
