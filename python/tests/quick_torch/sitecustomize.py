@@ -5,6 +5,7 @@ Most tests start such processes, which spend most of their time on parts of torc
 - Its compiler: every optimizer imports ``torch._dynamo``, to say that its methods are not to be compiled. As long as nothing else of
   the compiler was used, nothing compiles, and there is nothing to say.
 - Kernels for tensors without data that are written in Python, and ``torch.export``.
+- Python's side of the CUDA driver, on a machine without one. torch does without if it is not installed.
 - Garbage collection, which goes through all that was imported, several times, and once more at the end of the process.
 
 Whatever a script uses of these modules imports them.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -128,6 +130,11 @@ class _Kernels(Loader):
 sys.meta_path.insert(0, _Kernels)
 sys.modules[_COMPILER] = _NoCompiler(_COMPILER)
 sys.modules["torch.export"] = _NotYet("torch.export")
+
+if not os.path.exists("/dev/nvidiactl"):
+    for name in ("cuda.bindings", "pynvml"):
+        # The import system raises ImportError for these.
+        sys.modules[name] = None  # type: ignore[assignment]
 
 gc.set_threshold(100_000, 20, 100)
 # Registered first, so it runs after what everstep and scripts have registered.
