@@ -18,7 +18,7 @@ export GLOO_SOCKET_IFNAME ?= lo
 # What `make check` runs, each a target of its own: `make check-types`. Figure house-checks plants what each must find.
 CHECKS := format clippy doc msrv deny python types spelling links counts
 
-.PHONY: help setup build binary demo test check $(addprefix check-,$(CHECKS)) figures figure soak papers sim fuzz miri s3s schema fmt clean
+.PHONY: help setup build binary demo test check $(addprefix check-,$(CHECKS)) figures figure soak papers sim fuzz miri s3s nft schema fmt clean
 
 help:
 	@echo "make demo            the main job on real text, with real kills"
@@ -130,13 +130,20 @@ target/s3s/bin/s3s-fs:
 
 s3s: target/s3s/bin/s3s-fs
 
-figure: setup $(if $(filter s3-faults,$(NAME)),s3s)
+# Drops packets, for figure hostile-environment. Without root's rights it does without these cases, and says so.
+nft:
+	command -v nft > /dev/null || { apt-get update -qq && apt-get install -qq -y nftables > /dev/null; } || true
+
+# What some figures need beyond the virtual environment.
+NEEDED := $(if $(filter s3-faults,$(NAME)),s3s) $(if $(filter hostile-environment,$(NAME)),nft)
+
+figure: setup $(NEEDED)
 	$(PY) figures/run.py $(NAME)
 
-soak: setup $(if $(filter s3-faults,$(NAME)),s3s)
+soak: setup $(NEEDED)
 	$(PY) figures/run.py --soak $(NAME)
 
-figures: setup s3s
+figures: setup s3s nft
 	$(PY) figures/run.py --all
 
 # Tables of the papers, into docs/benchmarks.

@@ -19,7 +19,7 @@ PERSIST = 5
 RANKS = 2
 #: A sentence that tells what everstep is waiting for.
 WAITS = re.compile(
-    r"everstep: .*(wait|does not answer|cannot reach|still|stopped|hung|no answer|before the store)", re.IGNORECASE
+    r"everstep: .*(wait|does not answer|cannot reach|still|stopped|hung|no answer|until the store)", re.IGNORECASE
 )
 PANIC = re.compile(r"panicked|fatal runtime error|RUST_BACKTRACE|stack overflow|core dumped", re.IGNORECASE)
 
