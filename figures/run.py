@@ -38,7 +38,7 @@ FIGURES = [
     "no-harm-regressions", "hostile-environment", "second-user", "foreign-directories",
     "state-roundtrip", "torn-by-user", "small-step-cost", "quiet-slow-ranks",
     "restart-frameworks", "told-true", "exact-kills", "finished-once", "crafted-checkpoints",
-    "house-checks", "house-shape", "house-schema", "house-miri", "house-fuzz",
+    "house-checks", "house-shape", "house-schema", "house-miri", "house-fuzz", "ci-time",
 ]  # fmt: skip
 
 
