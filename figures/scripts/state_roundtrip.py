@@ -127,10 +127,10 @@ def restore(directory: Path, number: int) -> dict[str, Any]:
 
 def plant(fault: str) -> None:
     """Plants a defect in this process only, which the comparison must find."""
-    from everstep import encoding, state
+    from everstep import decoding, encoding, state
 
     if fault == "set":
-        encoding._OF_ITEMS[encoding._FROZENSET] = set
+        decoding._OF_ITEMS[decoding.FROZENSET] = set
     if fault == "conj":
         encoding.storable = state.storable = lambda tensor, path: tensor
 

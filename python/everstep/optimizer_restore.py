@@ -114,9 +114,10 @@ def _groups(value: dict[str, Any], optimizer: Optimizer, found: dict[str, int]) 
     groups, at = [], 0
     for saved, own in zip(value["groups"], optimizer.param_groups, strict=True):
         members = list(range(at, at + len(own["params"])))
-        # Set by a scheduler that was added after the checkpoint was written.
-        kept = {"initial_lr": own["initial_lr"]} if "initial_lr" in own else {}
-        group = {**kept, **saved, "params": members}
+        group = {**saved, "params": members}
+        if "initial_lr" in own:
+            # Set by a scheduler that was added after the checkpoint was written, or already there, with its place.
+            group.setdefault("initial_lr", own["initial_lr"])
         if isinstance(labels := saved.get("param_names"), list):
             by_position = {found[n]: label for n, label in zip(saved["params"], labels, strict=True)}
             group["param_names"] = [by_position[i] for i in members]

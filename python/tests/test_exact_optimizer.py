@@ -337,3 +337,18 @@ def test_a_scheduler_may_be_added_and_an_optimizer_may_keep_state_of_no_paramete
     assert es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, persist=0).restore() == 1
     assert optimizer.state["whole"] == {"name": "a", "seen": [1, 2]}
     assert [group["initial_lr"] for group in optimizer.param_groups] == scheduler.base_lrs
+
+
+def test_groups_keep_the_order_of_their_options(tmp_path):
+    model, optimizer = _training(1)
+    torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    ckpt = es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, persist=1)
+    ckpt.restore()
+    _update(model, optimizer)
+    ckpt.step(1)
+    ckpt.close()
+    before = [list(group) for group in optimizer.state_dict()["param_groups"]]
+    model, optimizer = _training(2)
+    torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    assert es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, persist=0).restore() == 1
+    assert [list(group) for group in optimizer.state_dict()["param_groups"]] == before
