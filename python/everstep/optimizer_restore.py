@@ -116,7 +116,7 @@ def _groups(value: dict[str, Any], optimizer: Optimizer, found: dict[str, int]) 
         members = list(range(at, at + len(own["params"])))
         group = {**saved, "params": members}
         if "initial_lr" in own:
-            # Set by a scheduler that was added after the checkpoint was written, or already there, with its place.
+            # Not in the checkpoint if the scheduler that sets it was added later.
             group.setdefault("initial_lr", own["initial_lr"])
         if isinstance(labels := saved.get("param_names"), list):
             by_position = {found[n]: label for n, label in zip(saved["params"], labels, strict=True)}

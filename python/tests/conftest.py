@@ -21,6 +21,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).parent / "quick_torch"), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
+# Ranks share a pipe. An unbuffered print writes its parts one by one, so the lines of two ranks would be mixed.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 EVERSTEP = str(Path(sys.executable).parent / "everstep")
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -42,10 +45,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # The processes that run tests report to this one.
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Failures(config))
-
-
-# Ranks share one pipe, and an unbuffered print writes its parts one by one, so lines of several ranks would be mixed.
-os.environ.pop("PYTHONUNBUFFERED", None)
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ Most tests start such processes, which spend most of their time on parts of torc
 - Its compiler: every optimizer imports ``torch._dynamo``, to say that its methods are not to be compiled. As long as nothing else of
   the compiler was used, nothing compiles, and there is nothing to say.
 - Kernels for tensors without data that are written in Python, and ``torch.export``.
-- Python's side of the CUDA driver, on a machine without one. torch does without if it is not installed.
 - Garbage collection, which goes through all that was imported, several times, and once more at the end of the process.
 
-Whatever a script uses of these modules imports them.
+Whatever a script uses of these modules imports them. The Python bindings of the CUDA driver are the exception: on a machine
+without the driver they count as not installed, and torch does without them.
 """
 
 from __future__ import annotations
