@@ -59,7 +59,6 @@ check: $(addprefix check-,$(CHECKS))
 
 check-format:
 	cargo fmt --check
-	cargo fmt --check --manifest-path fuzz/Cargo.toml
 
 # In the profile of the tests, which then find the macros of others compiled.
 check-clippy:
@@ -118,6 +117,7 @@ test:
 	cargo build -q --profile checked $(WORKSPACE) --features everstep-checkpoint/faults --example foreign_directories
 	target/checked/examples/foreign_directories 2000 $$(date +%s)
 	$(MAKE) miri
+	$(MAKE) fuzz SECONDS=10
 	$(TESTED) $(SIMULATED) --lib
 	$(TESTED) $(WORKSPACE) --test simulation --test replay --test fleet -- --nocapture
 	$(TESTED) -p everstep-sim --features planted --test planted -- --nocapture
@@ -156,7 +156,7 @@ sim:
 # Needs neither the virtual environment nor a nightly compiler. A finding fails it.
 SECONDS := 60
 fuzz:
-	python3 harness/fuzz.py $(SECONDS)
+	python3 -m harness.fuzz $(SECONDS)
 
 # Orders of the threads to try.
 ORDERS := 4
@@ -165,7 +165,6 @@ miri:
 
 fmt: $(VENV)/ready
 	cargo fmt
-	cargo fmt --manifest-path fuzz/Cargo.toml
 	$(VENV)/bin/ruff format -q $(PYTHON)
 
 clean:

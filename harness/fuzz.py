@@ -12,10 +12,13 @@ import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from harness import wrapper_script
+from harness.cluster import ROOT
+
 FUZZ = ROOT / "fuzz"
 OUT = ROOT / "target" / "fuzz"
 #: The target with a bug that must be found. It is not among :func:`targets`.
@@ -31,6 +34,13 @@ FLAGS = (
     "-Cllvm-args=-simplifycfg-branch-fold-threshold=0",
     "--cfg=fuzzing",
 )
+#: What cargo gives the crates of the workspace to. Other libraries stay as the tests have compiled them; what is generic in
+#: them (serde's parsers) is compiled with our crates.
+WRAPPER = f"""#!/bin/sh
+exec "$@" {" ".join(FLAGS)}
+"""
+#: As in the Makefile: with the same packages, cargo selects the same features of libraries as for the tests.
+PACKAGES = ("--workspace", "--exclude", "everstep-python")
 #: Longest time in seconds that one input may take, and most MiB of memory of the whole process.
 INPUT_SECONDS, PROCESS_MIB = 10, 2048
 #: Time in seconds that a run may take beyond its own, to read its corpus and to end.
@@ -65,17 +75,15 @@ def targets() -> list[str]:
 
 def build(planted: bool = False) -> Path:
     """Builds the targets, and returns their directory. ``planted``: also the one with a bug."""
-    version = subprocess.run(["rustc", "-vV"], capture_output=True, text=True, check=True).stdout
-    host = re.findall(r"^host: (\S+)$", version, re.MULTILINE)[0]
-    # Only with --target do the flags stay away from build scripts and procedural macros.
-    line = [os.environ.get("CARGO", "cargo"), "build", "-q", "--release", "--bins"]
-    line += ["--manifest-path", str(FUZZ / "Cargo.toml"), "--target", host, "--target-dir", str(OUT / "build")]
-    if planted:
-        line += ["--features", PLANTED]
-    # Separated by the one character that no flag contains.
-    flags = {"CARGO_ENCODED_RUSTFLAGS": "\x1f".join(FLAGS)}
-    subprocess.run(line, cwd=ROOT, check=True, env={**os.environ, **flags})
-    return OUT / "build" / host / "release"
+    wrapper = OUT / "rustc"
+    wrapper_script.write(wrapper, WRAPPER)
+    names = [*targets(), *([PLANTED] if planted else [])]
+    features = ["libfuzzer", *(["planted"] if planted else [])]
+    line = [os.environ.get("CARGO", "cargo"), "build", "-q", "--profile", "checked", *PACKAGES]
+    line += ["--features", ",".join(f"everstep-fuzz/{feature}" for feature in features)]
+    line += [word for name in names for word in ("--bin", name)]
+    subprocess.run(line, cwd=ROOT, check=True, env={**os.environ, "RUSTC_WORKSPACE_WRAPPER": str(wrapper)})
+    return ROOT / "target" / "checked"
 
 
 def run(built: Path, target: str, seconds: int, corpus: Path) -> Run:
@@ -127,7 +135,7 @@ def fuzz(built: Path, target: str, seconds: int) -> Run:
 
 
 def main() -> int:
-    p = argparse.ArgumentParser(description="Fuzz every target in turn.")
+    p = argparse.ArgumentParser(description="Fuzz every target, one per core at a time.")
     p.add_argument("seconds", type=int, help="time for each target")
     p.add_argument("target", nargs="*", help="only these targets")
     args = p.parse_args()
@@ -136,12 +144,15 @@ def main() -> int:
         p.error(f"there is no target {', '.join(sorted(unknown))}; choose from {', '.join(targets())}")
     built = build()
     found = []
-    for target in args.target or targets():
-        result = run(built, target, args.seconds, OUT / "corpus" / target)
-        print(result.line(), flush=True)
-        if result.finding:
-            found.append(result)
-            print(result.output, flush=True)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        runs = pool.map(
+            lambda target: run(built, target, args.seconds, OUT / "corpus" / target), args.target or targets()
+        )
+        for result in runs:
+            print(result.line(), flush=True)
+            if result.finding:
+                found.append(result)
+                print(result.output, flush=True)
     for result in found:
         print(
             f"{result.target} fails for {result.finding}; fix the cause and add the file to "

@@ -5,7 +5,7 @@ use crate::{Seeds, wire};
 use everstep_core::id::Generation;
 use everstep_core::injection::{Injected, Injection};
 use everstep_fuzz::coordinator::{JOB, TOKEN, answer};
-use everstep_wire::client::{attach, tell};
+use everstep_wire::client::{ask_with, attach};
 use everstep_wire::door::{Caller, Door};
 use everstep_wire::envelope::{ToCoordinator, encode};
 use everstep_wire::server::{converse, router};
@@ -63,7 +63,7 @@ fn plain() -> serde_json::Result<Seeds> {
 /// Records one request of the client and the end of its connection.
 async fn recorded(method: &str, path: &str, body: &Value) -> Result<Vec<u8>, Box<dyn Error>> {
     let recorder = recorder().await?;
-    tell(ENDPOINT, method, path, &Token::from_text(TOKEN), body).await?;
+    ask_with(ENDPOINT, method, path, &Token::from_text(TOKEN), body).await?;
     Ok(recorder.await??)
 }
 

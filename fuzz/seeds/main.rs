@@ -1,7 +1,7 @@
 //! Writes the corpora: a few small inputs per target, from the encoders of the product.
 //!
 //! ```text
-//! cargo run --manifest-path fuzz/Cargo.toml --example seeds
+//! cargo run -p everstep-fuzz --example seeds
 //! ```
 //!
 //! Run it after a format has changed, and commit what changes in `fuzz/corpus`. Files of other

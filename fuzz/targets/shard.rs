@@ -1,4 +1,4 @@
-//! Headers of shard files (`checkpoint/format/shard.rs`, `places.rs`), and side indexes of slots
+//! Headers of shard files (`checkpoint/format/shard.rs`, `tensor_parts.rs`), and side indexes of slots
 //! (`index.rs`). An input is the JSON of headers that are read one after another, separated by a
 //! byte that JSON never has; or that of an index.
 //!
@@ -8,11 +8,11 @@
 #![cfg_attr(fuzzing, no_main)]
 
 use everstep_checkpoint::format::index::Index;
-use everstep_checkpoint::format::places::Places;
 use everstep_checkpoint::format::shard::{
     CHUNKS_KEY, Lines, Metadata, PLACES_KEY, VALUES_KEY, chunks_from_text, chunks_to_text, parse_safetensors_header,
     values_from_text, values_to_text,
 };
+use everstep_checkpoint::format::tensor_parts::Places;
 use everstep_fuzz::json::assert_stable;
 
 everstep_fuzz::target!(check);
