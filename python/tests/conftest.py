@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from processor_time import Measuring, Showing
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
@@ -42,9 +43,11 @@ class Failures:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Measuring())
     # The processes that run tests report to this one.
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Failures(config))
+        config.pluginmanager.register(Showing())
 
 
 @pytest.fixture
