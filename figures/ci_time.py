@@ -31,6 +31,7 @@ COVERED = {
     "faults": (r"simulation: \d+ seeds, (\d+) faults", "faults in them", 600 * 20),
     "flips": (r"corruption: (\d+) flips", "flipped bits in a slot", 4559),
     "states": (r"crash states: (\d+) tried", "crash states", 1462),
+    "fuzzed": (r"^\w+: (\d+) inputs, \d+ edges", "inputs of fuzzed parsers", 5000),
     "directories": (r'"sequences": ?(\d+)', "sequences of operations on foreign directories", 2000),
 }
 #: Miri repeats some of the tests, once per order of their threads.

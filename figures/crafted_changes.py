@@ -240,7 +240,12 @@ def places(r: random.Random, c: Checkpoint) -> None:
     shard = r.choice(c.shards)
     words = shard.metadata.get("everstep.places", "0 0 2 10 10 0 0").split(" ")
     at = r.randrange(len(words))
-    words[at] = r.choice([f"{abs(number(r, int(words[at], 16))):x}", "x", ""])
+    try:
+        there = int(words[at], 16)
+    except ValueError:
+        # An earlier change has already broken it.
+        there = 0
+    words[at] = r.choice([f"{abs(number(r, there)):x}", "x", ""])
     shard.metadata["everstep.places"] = " ".join(words[: at if r.random() < 0.2 else None])
 
 

@@ -88,7 +88,7 @@ def measure(soak: bool) -> Iterator[Bound]:
             (
                 ["run", "--csv", str(at / "t.csv"), "--detector", "lstm-vae", "--models", str(at / "t.csv")],
                 2,
-                "no file of models",
+                "not a models file",
             ),
             (["eval", "--csv", str(at / "t.csv"), "--faults", str(at / "t.csv")], 2, "machine,start,end"),
             (
@@ -99,7 +99,7 @@ def measure(soak: bool) -> Iterator[Bound]:
             (
                 ["train", "--csv", str(at / "t.csv"), "--models", str(at / "t.csv"), "-o", str(at / "m.json")],
                 2,
-                "no file of models",
+                "not a models file",
             ),
         ]
         for line, code, word in words:

@@ -155,11 +155,15 @@ def measure(soak: bool) -> Iterator[Bound]:
     print(f"seed {seed}")
     rng = random.Random(seed)
     runs: list[Run] = []
+    wrong: list[str] = []
     for i in range(wanted):
         again, which = divmod(i, len(CASES))
         # Each way in one shape, then in the other.
         runs.append(_once(CASES[which], ("loop", "trainer")[(which + again) % 2], rng))
-    wrong = [text for run in runs if (text := run.unexpected())]
+        if text := runs[-1].unexpected():
+            wrong.append(text)
+        if (i + 1) % 20 == 0:
+            print(f"  {i + 1} of {wanted} runs, {len(wrong)} unexpected", flush=True)
     finished = [run for run in runs if run.case.code == 0]
     yield Bound(
         "runs", len(runs), f"runs that end in {len(CASES)} ways, {len(finished)} of them finished", ">=", wanted

@@ -77,7 +77,7 @@ class Run:
         """
         return self.c.worker_pid(node)
 
-    def tell(self, node: int, what: str) -> float:
+    def inject(self, node: int, what: str) -> float:
         failed = self.out / f"failed-{node}-0"
         failed.unlink(missing_ok=True)
         (self.out / f"fail-{node}-0").write_text(what)
@@ -132,16 +132,16 @@ class Run:
 def _faults(run: Run) -> dict[str, tuple[Callable[[int], float], set[str]]]:
     """Returns by kind how the fault is caused, and the acceptable names."""
     faults: dict[str, tuple[Callable[[int], float], set[str]]] = {
-        kind: (lambda n, k=kind: run.tell(n, k), {kind}) for kind in RAISED
+        kind: (lambda n, k=kind: run.inject(n, k), {kind}) for kind in RAISED
     }  # type: ignore[misc]
     faults |= {
         "kill": (lambda n: run.signal(n, signal.SIGKILL), {"killed"}),
         "segv": (lambda n: run.signal(n, signal.SIGSEGV), {"crashed"}),
         "abort": (lambda n: run.signal(n, signal.SIGABRT), {"crashed"}),
         "stop": (lambda n: run.signal(n, signal.SIGSTOP), {"hung"}),
-        "gil": (lambda n: run.tell(n, "gil"), {"hung"}),
-        "line": (lambda n: run.tell(n, "line"), {"hung"}),
-        "exit": (lambda n: run.tell(n, "exit"), {"unknown"}),
+        "gil": (lambda n: run.inject(n, "gil"), {"hung"}),
+        "line": (lambda n: run.inject(n, "line"), {"hung"}),
+        "exit": (lambda n: run.inject(n, "exit"), {"unknown"}),
         "oom": (lambda n: run.said_and_killed(n, OOM, signal.SIGKILL), {"host-memory"}),
         "xid": (lambda n: run.said_and_killed(n, XID, signal.SIGKILL, 0.1), {"gpu-lost"}),
         "xid-hang": (lambda n: run.said_and_killed(n, XID, signal.SIGSTOP, 0.1), {"gpu-lost"}),

@@ -33,7 +33,7 @@ def _newest(slots: list[Path]) -> tuple[int, int]:
 def _board(c: Cluster, rank: int) -> tuple[int, ...]:
     """Returns the first words of a rank's step board, or zeros if it has none.
 
-    See ``crates/checkpoint/src/board.rs``.
+    See ``crates/checkpoint/src/step_board.rs``.
     """
     node, local = divmod(rank, c.workers)
     try:
@@ -71,12 +71,14 @@ class Moment:
         return _board(self._c, self._rank)[DEPTH] > 0
 
     def wait(self) -> bool:
-        """Polls without pausing until the moment comes. Returns false if it never does."""
+        """Polls until the moment comes, without pausing for one that passes at once. Returns false if it never comes."""
         deadline = time.monotonic() + PATIENCE
         while not self.now():
             over = self._what == "restore" and _board(self._c, self._rank)[STEP_KNOWN] == 1
             if over or time.monotonic() > deadline:
                 return False
+            if self._what == "restore":
+                time.sleep(0.0002)
         return True
 
 

@@ -74,11 +74,14 @@ def by_call(found: dict[str, Any]) -> float:
 
 
 def goodput(part: str, found: list[dict[str, Any]]) -> Bound:
-    """Returns how far apart goodput's stall and the paired difference are: the median of several processes."""
-    apart = sorted(round(100 * abs(f["stalled"] / f["more"] - 1), 1) for f in found)
+    """Returns how far apart goodput's stall and the paired difference are, in all processes together.
+
+    The paired difference of one process has a standard error of a fifth at 50 MB, with either sign.
+    """
+    apart = sorted(round(100 * (f["stalled"] / f["more"] - 1), 1) for f in found)
     stalled, more = (1e3 * sum(f[name] for f in found) for name in ("stalled", "more"))
-    what = f"goodput's stall and the paired difference (median of {apart}; {stalled:.0f} and {more:.0f} ms in total)"
-    return Bound(f"{part}-goodput", apart[len(apart) // 2], f"% between {what}", "<=", 10)
+    what = f"goodput's stall and the paired difference ({stalled:.0f} and {more:.0f} ms; process by process {apart} %)"
+    return Bound(f"{part}-goodput", round(100 * abs(stalled / more - 1), 1), f"% between {what}", "<=", 10)
 
 
 def measure(soak: bool) -> Iterator[Bound]:

@@ -81,12 +81,12 @@ def _lost(verdict: Verdict, told: str, again: tuple[int, int], first: int, where
         r"(\d+) steps? (?:is|are|was|were) (?:being )?repeated|(\d+) steps? to be repeated|(no) step is repeated", told
     )
     own = re.match(
-        r"(no|\d+) steps?(?:;|,)(?: computed again)?(?:(?:, and)? (\d+)(?: steps?)? of earlier failures)?", told
+        r"(no|\d+) steps?(?:;|,)(?: recomputed)?(?:(?:, plus)? (\d+)(?: steps?)? from earlier failures)?", told
     )
     if counts:
         verdict.holds(f"{where} repeated", int(next((n for n in counts.groups() if n and n != "no"), 0)), *again)
     elif own:
-        verdict.holds(f"{where} computed again", int(own[1].replace("no", "0")) + int(own[2] or 0), *again)
+        verdict.holds(f"{where} recomputed", int(own[1].replace("no", "0")) + int(own[2] or 0), *again)
     else:
         verdict.claim(f"{where} says nothing of steps: {told}", False)
 
@@ -117,7 +117,7 @@ def _incident(verdict: Verdict, c: Cluster, log: OwnLog, number: int, optimizer:
         verdict.claim(f"{where} one node has no others", c.nodes > 1 or "other nodes" not in restored[2])
     if "RECOVERED" in lines[0]:
         verdict.claim(f"{where} is not where it had been", log.top(later[0]) >= had[0])
-    elif "OVERTAKEN" in lines[0]:
+    elif "SUPERSEDED" in lines[0]:
         verdict.claim(f"{where} was where it had been", log.done(later[0]) <= had[1])
     else:
         verdict.claim(f"{where} is left open: {lines[0]}", False)

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from harness.facts import Facts
+
 ROOT = Path(__file__).resolve().parent.parent
 EVERSTEP = Path(sys.executable).parent / "everstep"
 
@@ -96,6 +98,7 @@ class Cluster:
         self.home = Path(tempfile.mkdtemp(prefix="everstep-harness-"))
         self.port = free_port()
         self.agents: dict[int, subprocess.Popen[bytes]] = {}
+        self._facts = Facts()
         self.env = {**os.environ, "EVERSTEP_STATE_DIR": str(self.home / "state"), "GLOO_SOCKET_IFNAME": "lo"}
         self.env.setdefault("VIRTUAL_ENV", sys.prefix)
 
@@ -154,15 +157,7 @@ class Cluster:
 
     def facts(self, kind: str | None = None) -> list[dict[str, Any]]:
         """Returns the facts that the coordinator recorded: ``{"ts", "kind", …}``, oldest first."""
-        found = []
-        with contextlib.suppress(FileNotFoundError):
-            for line in (self.store / "events.jsonl").read_text().splitlines():
-                with contextlib.suppress(ValueError):
-                    event = json.loads(line)
-                    ((name, body),) = event["fact"].items()
-                    if kind in (None, name):
-                        found.append({"ts": event["ts"], "kind": name, **body})
-        return found
+        return [f for f in self._facts.of(self.store / "events.jsonl") if kind in (None, f["kind"])]
 
     def status(self) -> dict[str, Any]:
         """Returns the job's status, or ``{}`` if no coordinator responds."""

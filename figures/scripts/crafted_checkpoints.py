@@ -148,7 +148,7 @@ def restored(directory: Path, step: int, kind: str) -> dict[str, Any]:
         except CheckpointError as e:
             # That other ranks wrote it, each with its own state, does not mean it is damaged.
             damaged = any(
-                "skipping a checkpoint" in str(w.message) and "each with a state of its own" not in str(w.message)
+                "skipping a checkpoint" in str(w.message) and "each with its own state" not in str(w.message)
                 for w in said
             )
             return {

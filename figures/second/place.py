@@ -49,7 +49,7 @@ class Place:
         self.precious.write_text("years of work")
         self.precious.chmod(0o600)
         self.mode = home / "mode"
-        self.tell("attack")
+        self.set_mode("attack")
         self.secrets = {where: f"SECRET-{where}-{os.urandom(8).hex()}" for where in ("state",)}
         line = [
             "unshare",
@@ -78,7 +78,7 @@ class Place:
         }
         self.running: list[subprocess.Popen[Any]] = []
 
-    def tell(self, mode: str) -> None:
+    def set_mode(self, mode: str) -> None:
         """Sets what the second user does from now on."""
         new = self.home / "mode.new"
         new.write_text(mode)
@@ -242,7 +242,7 @@ class Attacker:
 
     def end(self) -> list[dict[str, Any]]:
         """Ends the attacker and returns its reports."""
-        self.place.tell("end")
+        self.place.set_mode("end")
         self.process.wait(60)
         return self.rounds()
 

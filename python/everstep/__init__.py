@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ._internal import AgentError, CheckpointError, EverstepError, __version__
-from .plan import BatchPlan, batch_plan
+from .batch_shares import BatchPlan, batch_plan
 from .worker import heartbeat, record, report_error, section, should_stop
 from .world import World, world
 

@@ -99,7 +99,7 @@ class AgentTier:
         foreign = self._slots.arena.foreign() if self._slots.arena else None
         if foreign is not None and not self.held() and _worker.world().local_rank == 0:
             print(
-                f"everstep: step {foreign} in memory is of another checkpoint directory and is not used",
+                f"everstep: ignoring step {foreign} in memory, which belongs to another checkpoint directory",
                 file=sys.stderr,
                 flush=True,
             )

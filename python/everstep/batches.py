@@ -203,7 +203,7 @@ class Resumable:
         # still be waiting to be used.
         gone = [call for call in self._outstanding if call.key == key and not call.is_alive()]
         if gone:
-            self._warn("no forward pass was on the batch before this one")
+            self._warn(f"{self._name()} returned a batch before any forward pass had used the previous one")
         self._outstanding = [call for call in self._outstanding if call not in gone][-_IN_HAND_MAX:]
         self._outstanding.append(_Call(key, before, batch))
         return batch
@@ -212,8 +212,8 @@ class Resumable:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"everstep: {what} that {self._name()} returned, so a restart may repeat or leave out a batch; convert batches and move "
-                "them to their device within that function, and give its models to CheckpointManager",
+                f"everstep: {what}, so a restart may repeat or skip a batch; convert batches and move them to the device inside "
+                f"{self._name()}, and pass the models that use them to CheckpointManager",
                 stacklevel=4,
             )
 
@@ -233,7 +233,7 @@ class Resumable:
             batches = [latest]
             same = [call for call in self._outstanding if call.key == latest.key]
             if len(same) > 1:
-                self._warn(f"a forward pass is on none of the {len(same)} batches in hand")
+                self._warn(f"a forward pass used none of the {len(same)} outstanding batches of {self._name()}")
         self._outstanding = [call for call in self._outstanding if call not in batches]
         self._used = [call for call in self._used if call.is_alive()][-_USED_MAX:] + batches
 
@@ -245,8 +245,8 @@ class Resumable:
         if self._replay:
             missing = ", ".join(key for key, _ in self._replay)
             warnings.warn(
-                f"everstep: {self._name()} was not called again for the batch that was in hand at the checkpoint (arguments {missing}); "
-                "that batch is left out",
+                f"everstep: {self._name()} was not called with the arguments of a batch that was outstanding at the checkpoint "
+                f"({missing}); that batch is skipped",
                 stacklevel=4,
             )
             self._replay = []

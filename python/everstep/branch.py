@@ -89,13 +89,13 @@ class Branch:
         began there."""
         if wanted.since and _worker.world().rank == 0:
             print(
-                f"everstep: restore(step={wanted.since}) was done before in this job; continuing in its branch at step {done}",
+                f"everstep: this job has already gone back to step {wanted.since}; continuing its new branch at step {done}",
                 file=sys.stderr,
                 flush=True,
             )
 
     def refuse_silent_restart(self, unreadable: list[str], some_rank_found: bool, wanted: Wanted) -> None:
-        """Refuses to start from scratch beside checkpoints that cannot be read, which would bury
+        """Refuses to start from scratch beside checkpoints that cannot be read, which would hide
         them. One that only some ranks can read, or find (a listing may be stale), is such a
         checkpoint.
 
@@ -108,8 +108,8 @@ class Branch:
             by = "" if _worker.world().world_size == 1 else " by every rank"
             remedy = "repair or move them" if unreadable else "check that all nodes see the same files there"
             what = (
-                f"no checkpoint in {self._directory} can be read{by}, and starting over would bury them; {remedy}, "
-                "or give another directory"
+                f"no checkpoint in {self._directory} can be read{by}, and starting from scratch would hide them; {remedy}, "
+                "or use another directory"
             )
             raise CheckpointError("\n  ".join([what + ":" * bool(unreadable), *unreadable[:5]]))
         self.continue_from(0, None, False)
@@ -119,4 +119,4 @@ class Branch:
         named = ", ".join(str(step) for step in there[-NAMED_MAX:]) or "none"
         what = f"step {wanted.step}" if wanted.step is not None else f"step {wanted.since} or a later one"
         more = ", and earlier ones" if len(there) > NAMED_MAX else ""
-        return f"{what} cannot be restored on every rank from {self._directory}; steps that are there: {named}{more}"
+        return f"{what} cannot be restored on every rank from {self._directory}; available steps: {named}{more}"

@@ -15,13 +15,13 @@ from . import options, schedule
 from . import worker as _worker
 from ._internal import AgentError, CheckpointError, list_line
 from .agent_tier import AgentTier
+from .batch_shares import BatchPlan, batch_plan
 from .batches import watch_forward
 from .branch import Branch
 from .directory import Directory
 from .disk_tier import DiskTier
-from .micro import MicroBatches
+from .micro_batches import MicroBatches
 from .outcome import Arrivals, Outcome, Tier
-from .plan import BatchPlan, batch_plan
 from .replicated import is_replicated
 from .restoring import Restoring
 from .slots import OVERLAP_BYTES, Snapshot
@@ -439,7 +439,8 @@ class CheckpointManager:
             while not self._snapshot(step, extra, why) and self._capture_failed != step:
                 if time.monotonic() - since > schedule.SLOT_SECONDS:
                     raise CheckpointError(
-                        f"every slot of memory has been in use for {schedule.SLOT_SECONDS} s: step {step} is not saved"
+                        f"step {step} is not saved: all memory slots have been in use for {schedule.SLOT_SECONDS} s; "
+                        "check that storage and the other nodes respond"
                     )
                 time.sleep(0.01)
         return time.perf_counter_ns() - began

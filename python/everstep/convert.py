@@ -152,7 +152,7 @@ def _loaded(source: str | PathLike[str], step: int | None) -> tuple[dict[str, An
         own += [n for n, t in names.items() if t.holders > 1 and not t.in_parts and not n.startswith(BLOB)]
     if own:
         warnings.warn(
-            f"{path} has states of {whole.world_size} ranks that are each one's own ({listed(own)}): rank 0's are taken",
+            f"{path}: the {whole.world_size} ranks that saved it have different values of {listed(own)}: exporting rank 0's",
             stacklevel=3,
         )
     return state, kinds
@@ -176,8 +176,8 @@ def _merged(name: str, ranks: list[Any]) -> dict[str, Any]:
         alone = {n for n in other["state"].keys() & merged["state"].keys() if n.startswith("param_")}
         if alone := (alone | (more_values.keys() & values.keys())) - {*other.get("sharded", ())}:
             warnings.warn(
-                f"{name}= has a parameter of no module on several ranks ({min(alone)}): the state and the value of the first of them "
-                "are taken",
+                f"{name}=: parameter {min(alone)} belongs to no module and exists on several ranks: exporting the state "
+                "and the value of the first one",
                 stacklevel=4,
             )
         merged["state"] = other["state"] | merged["state"]

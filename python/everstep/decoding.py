@@ -182,7 +182,7 @@ def _as(kind: type[_T], given: Any) -> _T:
     """Returns what was given, which has to be of this type: constructors of Python and torch take
     others for something else (``bytearray(n)`` allocates ``n`` bytes)."""
     if type(given) is not kind:
-        raise ValueError(f"a {type(given).__name__} where {kind.__name__} belongs")
+        raise ValueError(f"expected {kind.__name__}, found {type(given).__name__}")
     return given
 
 

@@ -79,7 +79,7 @@ class Directory:
         text = os.fsdecode(given)
         if _COLLAPSED.match(text):
             raise CheckpointError(
-                f"{text} is the URL of a store that went through pathlib.Path, which takes one of its slashes: give it as a string"
+                f"{text} is a URL that was passed through pathlib.Path, which drops a slash: pass it as a string"
             )
         self._run: str | None = None
         self._epoch = 0

@@ -102,7 +102,7 @@ class DiskTier:
             captured = self._slots.capture(snapshot, None)
             self._slots.wait()
             if not captured:
-                failure = CheckpointError(f"step {snapshot.step} was not captured: its slot of memory is in use")
+                failure = CheckpointError(f"step {snapshot.step} was not saved: its memory slot is in use")
         except (CheckpointError, OSError) as e:
             failure = e
         self._write(snapshot.step, failure)
@@ -167,8 +167,8 @@ class DiskTier:
         name = path.rpartition("/")[2]
         if name != f"step-{step}":
             warnings.warn(
-                f"everstep: step {step} is saved as {name}: step-{step} is another branch's, the user's, not everstep's, "
-                "or holds more, and stays",
+                f"everstep: step {step} is saved as {name}, because step-{step} already exists and must not be replaced; "
+                "everstep ckpt ls shows what it is",
                 stacklevel=5,
             )
         if trouble is not None:

@@ -216,7 +216,7 @@ class _Encoder:
         key = id(value)
         if self._keys and isinstance(value, (Tensor, torch.Generator)):
             raise CheckpointError(
-                f"{text_of(path)}: a {type(value).__name__} is a key, or in a set, by its identity, which "
+                f"{text_of(path)}: a {type(value).__name__} is a dict key or a set element that hashes by identity, which "
                 "cannot be saved; use a name or a number"
             )
         number = self._seen.get(key)

@@ -85,7 +85,6 @@ def fill(shard: Shard | HealingShard | Resharded, into: dict[str, Tensor], value
         for name in compared:
             if not same_bits(right(name), into[name]):
                 raise CheckpointError(
-                    f"{name} did not arrive: it shares its memory with another entry of the model (tied or "
-                    "overlapping tensors), for which the checkpoint has "
-                    "other values; tie them as they were when it was made"
+                    f"{name} was not restored: it shares its memory with another entry of the model (tied or overlapping "
+                    "tensors), for which the checkpoint has different values; tie them as they were when it was saved"
                 )

@@ -25,7 +25,7 @@ def decode(data: bytes, tensor: Callable[[str], Any]) -> Any:
 def tensor_of(dtype: str, shape: list[int], data: bytes) -> Tensor:
     """Returns a tensor from its bytes."""
     if type(data) is not bytes:
-        raise ValueError(f"a {type(data).__name__} where the bytes of a tensor belong")
+        raise ValueError(f"expected the bytes of a tensor, found {type(data).__name__}")
     if math.prod(shape) * BY_NAME[dtype].itemsize != len(data):
         raise ValueError(f"a tensor of {len(data)} bytes in the checkpoint is not {dtype} {shape}: it is damaged")
     found = torch.empty(shape, dtype=BY_NAME[dtype], device="cpu")

@@ -193,7 +193,7 @@ def load(name: str, module: nn.Module, tensors: Mapping[str, Tensor], beside: di
     """Restores a module by its ``load_state_dict``, once, and compares the result.
 
     Raises:
-        CheckpointError: when the module refuses the state, and when an entry did not arrive.
+        CheckpointError: when the module rejects the state, and when an entry was not restored.
     """
     before = entries_of(name, module)
     state: OrderedDict[str, Any] = OrderedDict()
@@ -214,7 +214,7 @@ def load(name: str, module: nn.Module, tensors: Mapping[str, Tensor], beside: di
         with torch.no_grad():
             module.load_state_dict(state)
     except Exception as e:
-        raise CheckpointError(f"{name}: load_state_dict() did not take the state in the checkpoint: {e}") from e
+        raise CheckpointError(f"{name}: load_state_dict() rejected the state in the checkpoint: {e}") from e
     now = entries_of(name, module)
     # A module may have migrated entries of an earlier version.
     migrated = {m for m, v in (versions or {}).items() if (now.versions or {}).get(m) != v}
@@ -230,7 +230,8 @@ def load(name: str, module: nn.Module, tensors: Mapping[str, Tensor], beside: di
             arrived = True
         if not arrived:
             raise CheckpointError(
-                f"{name}.{key} did not arrive: after load_state_dict() the module has another value (check its hooks and overrides)"
+                f"{name}.{key} was not restored: after load_state_dict() the module has a different value "
+                "(check its hooks and overrides)"
             )
 
 

@@ -1,5 +1,5 @@
 """Lets the ranks of one node read a checkpoint together, so that no byte is read twice
-(``crates/checkpoint/src/reshard/together.rs``).
+(``crates/checkpoint/src/reshard/node_reader.rs``).
 
 They find each other through torch's store instead of a collective, which works with any backend of
 the process group. Without a process group, or alone on a node, a rank reads for itself.

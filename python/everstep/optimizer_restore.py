@@ -38,8 +38,8 @@ def _positions(name: str, value: dict[str, Any], optimizer: Optimizer, names: Pa
         at = known.get(key, {unnamed[key]} if key in unnamed else set())
         if len(at) > 1 or saved.count(key) > 1:
             raise CheckpointError(
-                f"{name}=: {key} is the name of several parameters in this checkpoint, which was made when names had no object: "
-                "which state belongs to which is not known; restore the objects without the optimizer"
+                f"{name}=: {key} names several parameters in this checkpoint, which an earlier everstep wrote without the names "
+                "of their objects, so their states cannot be told apart; restore the objects without the optimizer"
             )
         if at:
             found[key] = next(iter(at))
@@ -81,8 +81,8 @@ def restore(
             unchanged.
 
     Raises:
-        CheckpointError: when parameters and groups do not match one to one, and when something did
-            not arrive.
+        CheckpointError: when parameters and groups do not match one to one, and when something was
+            not restored.
     """
     order, parameters = names.of(optimizer), parameters_of(optimizer)
     if len(value["groups"]) != len(optimizer.param_groups):
@@ -95,7 +95,7 @@ def restore(
     if lines:
         shown = "\n  ".join(lines[:10]) + (f"\n  and {len(lines) - 10} more" if len(lines) > 10 else "")
         raise CheckpointError(
-            f"{name}=: the checkpoint's optimizer has other parameters than this one; give it the same in the same groups:\n  {shown}"
+            f"{name}=: the checkpoint's optimizer has different parameters; use the same parameters in the same groups:\n  {shown}"
         )
     _check_kind(name, value, optimizer)
     groups = _groups(value, optimizer, found)
@@ -169,7 +169,7 @@ def _load(
         optimizer.load_state_dict({"state": given, "param_groups": groups})
     except Exception as e:
         raise CheckpointError(
-            f"{name}=: load_state_dict() of {kind_of(optimizer)} did not take the state in the checkpoint: {type(e).__name__}: {e}"
+            f"{name}=: load_state_dict() of {kind_of(optimizer)} rejected the state in the checkpoint: {type(e).__name__}: {e}"
         ) from e
     for was, group in zip(before, optimizer.param_groups, strict=True):
         if lost := sorted(was - group.keys()):
@@ -197,8 +197,8 @@ def _restore_values(
     lacking = [n for n in found if n not in values and n not in noted and n.startswith("param_")]
     if unsaved := [found[n] for n in lacking if is_sharded(parameters[found[n]])]:
         warnings.warn(
-            f"everstep: parameter {unsaved[0]} of {name}= is sharded and belongs to no module, and this checkpoint was made by an everstep "
-            "that did not save such parameters: unless another object restores it, it keeps the value that it has now",
+            f"everstep: parameter {unsaved[0]} of {name}= is sharded and belongs to no module, and this checkpoint was written by an "
+            "everstep version that did not save such parameters: unless another object restores it, it keeps its current value",
             stacklevel=7,
         )
     if places is not None:
@@ -329,7 +329,7 @@ def _to(value: Any, device: torch.device, moved: dict[tuple[int, torch.device], 
 def _verify(
     name: str, optimizer: Optimizer, state: dict[Any, Any], groups: list[dict[str, Any]], order: list[str]
 ) -> None:
-    """Checks that everything has arrived. A tensor that torch has taken over is the very tensor
+    """Checks that everything was restored. A tensor that torch has taken over is the very tensor
     that was read, and costs nothing to compare."""
     now = optimizer.state_dict()
     places = {
@@ -341,11 +341,13 @@ def _verify(
         at = difference(state[i], now["state"][i], place) if there else place
         if at is not None:
             raise CheckpointError(
-                f"{at} did not arrive: after load_state_dict() the optimizer has another value (a hook, or a "
-                "load_state_dict of its own, changes it)"
+                f"{at} was not restored: after load_state_dict() the optimizer has a different value (a hook or its own "
+                "load_state_dict changes it)"
             )
     for g, (saved, live) in enumerate(zip(groups, now["param_groups"], strict=True)):
         for key, value in saved.items():
             at = difference(value, live.get(key), f"{name}/groups[{g}]/{key}")
             if at is not None:
-                raise CheckpointError(f"{at} did not arrive: after load_state_dict() the optimizer has another value")
+                raise CheckpointError(
+                    f"{at} was not restored: after load_state_dict() the optimizer has a different value"
+                )

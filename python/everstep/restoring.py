@@ -101,7 +101,6 @@ class Restoring:
                 # It is of another model, which is reported when it is loaded.
                 return shard
             raise CheckpointError(
-                f"step {step} is in memory only, in parts of another sharding or model; run once more as "
-                "before, which makes it durable, or "
-                f"forget it: everstep doctor --clean"
+                f"step {step} is only in memory, saved with a different sharding or model; run once with the previous "
+                "sharding and model to make it durable, or discard it with everstep doctor --clean"
             ) from e

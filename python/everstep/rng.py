@@ -83,14 +83,14 @@ def _python(state: Any) -> tuple[Any, ...]:
         return version, tuple(array("I", internal)), gauss
     # A range may be longer than any memory.
     if type(internal) not in (list, tuple):
-        raise ValueError(f"a {type(internal).__name__} where the numbers of a generator belong")
+        raise ValueError(f"expected the numbers of a generator, found {type(internal).__name__}")
     return version, tuple(internal), gauss
 
 
 def _bytes(state: Any) -> torch.Tensor:
     # From a number n, bytearray() makes n bytes.
     if type(state) is not bytes:
-        raise ValueError(f"a {type(state).__name__} where the bytes of a generator belong")
+        raise ValueError(f"expected the bytes of a generator, found {type(state).__name__}")
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
 

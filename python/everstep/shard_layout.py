@@ -204,8 +204,8 @@ class Resharded:
         one = one or (size == 1 and (bool(own) or names < {t.name for t in modules}))
         if not one:
             raise CheckpointError(
-                f"{directory} was written by {size} ranks, each with a state of its own: run with the same number of ranks, or, "
-                "if all ranks hold the same state, pass replicated=True"
+                f"{directory} was written by {size} ranks, each with its own state: run with the same number of ranks, or, "
+                "if all ranks have the same state, pass replicated=True"
             )
         self._own, self._parameters = own, parameters
         #: Places of parameters of no module, by optimizer.
@@ -293,8 +293,8 @@ class Resharded:
         def sharded(tensor: Any, note: Note) -> Any:
             if is_partial(note):
                 raise CheckpointError(
-                    f"{mark[:-1]}=: a tensor of its state has to be summed over the ranks that wrote it (Partial): run with "
-                    "the same number of ranks and the same sharding"
+                    f"{mark[:-1]}=: a tensor in its state is a partial sum (Partial) that must be reduced over the ranks that "
+                    "wrote it: run with the same number of ranks and the same sharding"
                 )
             # Of another shape than its parameter: each rank has it whole.
             return Part(tensor, ([], note[1])) if isinstance(tensor, Tensor) else tensor

@@ -39,7 +39,7 @@ def note_from(found: Any) -> Note:
     written, shape = found
     good = isinstance(written, list) and all(isinstance(p, str) and p for p in written)
     if not good or not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
-        raise ValueError("how a tensor was sharded makes no sense")
+        raise ValueError("the recorded sharding of a tensor is invalid")
     return written, shape
 
 

@@ -92,8 +92,8 @@ def _uniquely_named(items: Iterable[Item]) -> list[Item]:
     for item in items:
         if item.name in seen:
             raise CheckpointError(
-                f"two tensors of the state are named {item.name} (as keys such as 1 and '1', or 'a/b' and 'b' in 'a', lead to): "
-                "the checkpoint could not be read; rename one of the keys"
+                f"two tensors of the state would both be named {item.name} in the checkpoint (for example, because of the keys "
+                "1 and '1'); rename one of the keys"
             )
         seen.add(item.name)
     return items
@@ -115,7 +115,7 @@ class State:
                 raise TypeError(f"{name}= has no state_dict and load_state_dict: {hint}")
             if name in RESERVED or not name or name.startswith("__") or "." in name or "/" in name:
                 raise CheckpointError(
-                    f"{name!r} cannot be the name of an object: everstep uses it itself, or it has a dot or a slash; give it another name"
+                    f"{name!r} cannot be the name of an object: it is empty, is reserved, or contains a dot or a slash; use another name"
                 )
         self.objects = {
             n: unwrap(o) if isinstance(o, nn.Module) else optimizer_state.unwrapped(o) for n, o in objects.items()
@@ -331,7 +331,8 @@ class State:
         if lines:
             shown = "\n  ".join(lines[:10]) + (f"\n  and {len(lines) - 10} more" if len(lines) > 10 else "")
             raise CheckpointError(
-                "the checkpoint is of another model; give the model it was made with, or another directory:\n  " + shown
+                "the checkpoint is of a different model; use the model that it was saved from, or another directory:\n  "
+                + shown
             )
 
     def restore(self, shard: Shard | HealingShard | Resharded) -> dict[str, Any]:
@@ -346,7 +347,7 @@ class State:
         extra_state: set[str] = set()
         for name, obj in self.objects.items():
             blob = BLOB + name
-            # The random batches in hand are each rank's own.
+            # Random batches that were fetched but not used yet are each rank's own.
             if blob not in stored.entries or not (own or not isinstance(obj, Resumable)):
                 continue
             if name in self.optimizers_by_name and isinstance(shard, Resharded):
@@ -392,7 +393,7 @@ class State:
             raise
         except Exception as e:
             raise CheckpointError(
-                f"{name}=: load_state_dict() of {optimizer_state.kind_of(obj)} did not take the state in the "
+                f"{name}=: load_state_dict() of {optimizer_state.kind_of(obj)} rejected the state in the "
                 f"checkpoint: {type(e).__name__}: {e}"
             ) from e
 
@@ -403,9 +404,9 @@ class State:
         at = difference(value, State.state_of(name, obj), name)
         if at is not None:
             warnings.warn(
-                f"everstep: {at} is not as in the checkpoint after load_state_dict() of "
+                f"everstep: {at} differs from the checkpoint after load_state_dict() of "
                 f"{optimizer_state.kind_of(obj)}, which changes what it loads; "
-                "give modules and optimizers to CheckpointManager themselves",
+                "pass modules and optimizers to CheckpointManager directly",
                 stacklevel=6,
             )
 
@@ -484,8 +485,8 @@ class State:
         if others:
             name = others[0]
             raise CheckpointError(
-                f"{name}= is of the kind {saved.kinds.get(name, 'none')!r} in the checkpoint, "
-                f"{self._kinds[name]!r} here; give the objects it was made with"
+                f"{name}= is of kind {saved.kinds.get(name, 'none')!r} in the checkpoint, but of kind {self._kinds[name]!r} "
+                "here; pass the same kinds of objects as when it was saved"
             )
         if (saved.rank, saved.world_size) == (self.layout.rank, self.layout.world_size):
             return True
@@ -494,5 +495,5 @@ class State:
             return saved.rank == self.layout.rank
         raise CheckpointError(
             f"this shard is of rank {saved.rank} of {saved.world_size}, this is rank {self.layout.rank} of {self.layout.world_size}: "
-            "run with the same number of ranks, or, if all ranks hold the same state, pass the DDP module or replicated=True"
+            "run with the same number of ranks, or, if all ranks have the same state, pass the DDP module or replicated=True"
         )

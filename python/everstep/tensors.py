@@ -74,13 +74,13 @@ def is_lazy(tensor: Any) -> bool:
 
 
 def _unstorable(tensor: Tensor) -> str | None:
-    """Returns why a tensor has no plain memory, if it has none."""
+    """Returns why a tensor has no dense storage, if it has none."""
     if is_lazy(tensor):
         return "is not initialized yet (lazy module): run one forward pass first"
     if type(tensor).__torch_dispatch__ is not _PLAIN_DISPATCH:
         kind = type(tensor)
         return (
-            f"is of type {kind.__module__}.{kind.__qualname__}, a tensor without plain memory, which cannot be saved; "
+            f"is a {kind.__module__}.{kind.__qualname__}, a tensor subclass without dense storage, which cannot be saved; "
             "convert it to a dense tensor"
         )
     if tensor.is_nested:

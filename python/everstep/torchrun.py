@@ -33,7 +33,8 @@ def _binary() -> str:
     found = str(beside) if beside.is_file() else shutil.which("everstep")
     if not found:
         raise RendezvousConnectionError(
-            f"no everstep beside {sys.executable} or on the path; install the everstep package here"
+            f"there is no everstep command next to {sys.executable} or on PATH; install the everstep package in this "
+            "environment"
         )
     return found
 

@@ -52,7 +52,7 @@ class _Worker:
         self.updates = 0
         self.origin: int | None = None
         #: When the last gradient of this rank was complete, and when the update began (see
-        #: zero.py).
+        #: zero_line.py).
         self.gradients_at = 0
         self.update_at = 0
         self.watches_gradients = False

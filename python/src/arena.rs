@@ -1,16 +1,16 @@
 //! Slots of one worker as Python sees them. Tensors are passed as (address, bytes); the Python half
 //! keeps them alive.
 
-use crate::board::PyBoard;
 use crate::error::{capture as capture_error, checkpoint};
 use crate::layout::{PyEntry, PyLayout, tensors, value};
 use crate::mark::PyMark;
 use crate::shards::PyShard;
+use crate::step_board::PyBoard;
 use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, run_label};
 use everstep_checkpoint::capture::{self, Capture, Described, Early, Filling, Plan};
-use everstep_checkpoint::direct::Throttle;
+use everstep_checkpoint::direct_io::Throttle;
 use everstep_checkpoint::persist;
-use everstep_checkpoint::reuse::{Candidate, reusable};
+use everstep_checkpoint::slot_reuse::{Candidate, reusable};
 use everstep_core::id::Rank;
 use everstep_core::message::Purpose;
 use pyo3::prelude::*;
@@ -246,7 +246,7 @@ impl PyArena {
 
     /// Writes the slot that holds `step` as this rank's shard (without an agent).
     fn write_shard(&self, py: Python<'_>, directory: PathBuf, step: u64, mark: &PyMark) -> PyResult<String> {
-        let slot = self.holding(step).ok_or_else(|| checkpoint(format!("step {step} was not captured")))?;
+        let slot = self.holding(step).ok_or_else(|| checkpoint(format!("there is no snapshot of step {step}")))?;
         let rank = Rank(u32::try_from(self.label.rank).map_err(checkpoint)?);
         let mark = &mark.mark;
         let shard = py.detach(|| persist::write_shard(slot, &directory, mark, step, rank, &Throttle::new(0)));

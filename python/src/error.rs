@@ -10,7 +10,7 @@ create_exception!(
     everstep,
     EverstepError,
     PyRuntimeError,
-    "Something that everstep could not do; the text contains what to do."
+    "Base class of everstep's errors; the message says what to do."
 );
 create_exception!(everstep, CheckpointError, EverstepError, "A checkpoint cannot be written or read.");
 create_exception!(
@@ -20,12 +20,7 @@ create_exception!(
     "Parts of a shard are not what was written; args: text, numbers of the chunks."
 );
 create_exception!(everstep, TornError, CheckpointError, "The state was written to while a snapshot of it was copied.");
-create_exception!(
-    everstep,
-    AgentError,
-    EverstepError,
-    "The agent of this node has refused a request, or does not answer."
-);
+create_exception!(everstep, AgentError, EverstepError, "The agent of this node refused a request or did not answer.");
 
 /// Adds the exceptions to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {

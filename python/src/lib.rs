@@ -2,7 +2,6 @@
 //! It decides nothing; every module works without an agent.
 
 mod arena;
-mod board;
 mod error;
 mod frequency;
 mod layout;
@@ -11,12 +10,13 @@ mod mark;
 mod members;
 mod memory;
 mod network;
-mod order;
-mod places;
 mod plain;
 mod resharded;
+mod sample_order;
 mod shards;
 mod socket;
+mod step_board;
+mod tensor_metadata;
 mod torch_object;
 
 use pyo3::prelude::*;
@@ -28,7 +28,7 @@ fn _internal(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
     error::register(m)?;
     arena::register(m)?;
-    board::register(m)?;
+    step_board::register(m)?;
     frequency::register(m)?;
     layout::register(m)?;
     listing::register(m)?;
@@ -36,8 +36,8 @@ fn _internal(m: &Bound<'_, PyModule>) -> PyResult<()> {
     members::register(m)?;
     memory::register(m)?;
     network::register(m)?;
-    order::register(m)?;
-    places::register(m)?;
+    sample_order::register(m)?;
+    tensor_metadata::register(m)?;
     plain::register(m)?;
     socket::register(m)?;
     resharded::register(m)?;

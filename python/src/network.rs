@@ -2,8 +2,8 @@
 //! the step board. The core (`interleave`) and the agent decide what that means for checkpoint
 //! traffic.
 
-use crate::board::PyBoard;
-use everstep_checkpoint::board::{Board, Network, Word, monotonic as now};
+use crate::step_board::PyBoard;
+use everstep_checkpoint::step_board::{Board, Network, Word, monotonic as now};
 use everstep_core::interleave::{Iteration, Kept, Profiler, TRUST};
 use pyo3::prelude::*;
 use std::path::PathBuf;

@@ -2,8 +2,8 @@
 
 use crate::error::{checkpoint, damaged, restore};
 use crate::shards::{PyShard, bytes_of};
+use everstep_checkpoint::reshard::node_reader::{Member, Window};
 use everstep_checkpoint::reshard::part::Part;
-use everstep_checkpoint::reshard::together::{Member, Window};
 use everstep_checkpoint::reshard::whole::{self, Wanted, Whole, WholeError};
 use pyo3::prelude::*;
 use std::ops::Range;

@@ -159,7 +159,7 @@ impl PyShard {
             let part = Part::whole(&shape);
             if part.elements().and_then(|n| n.checked_mul(element)) != Some(tensor.bytes) {
                 return Err(checkpoint(format!(
-                    "{name} has {} bytes, which are no {shape:?} of {element}",
+                    "{name} has {} bytes, which is not the size of {shape:?} with {element}-byte elements",
                     tensor.bytes
                 )));
             }
@@ -167,7 +167,7 @@ impl PyShard {
             let asked = Part::Block { offsets: offsets.into(), sizes: sizes.into() };
             let bytes = asked.elements().and_then(|n| n.checked_mul(element)).unwrap_or(u64::MAX);
             if bytes != room {
-                return Err(damaged(format!("{name}: {bytes} bytes of the checkpoint are to be read into {room}")));
+                return Err(damaged(format!("{name} has {bytes} bytes in the checkpoint, but room for {room} here")));
             }
             largest = largest.max(bytes);
             let runs = Table::new(&shape, element, held).and_then(|t| t.plan(&asked));

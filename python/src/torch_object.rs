@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use std::sync::OnceLock;
 
 /// Words of torch's object that are compared, up to the last one that has a flag in torch 2.15. Every
-/// version with the table (see [`crate::places`]) has more.
+/// version with the table (see [`crate::tensor_metadata`]) has more.
 const WORDS: usize = 22;
 /// Words of a storage in which its address is looked for. It has more.
 const STORAGE_WORDS: usize = 6;

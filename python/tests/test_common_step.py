@@ -76,7 +76,7 @@ def test_nobody_starts_over_where_only_one_rank_finds_checkpoints(tmp_path, rank
     (tmp_path / "empty").mkdir()
     ok, out, err = ranks(agent, 0, 0, tmp_path / "out", tmp_path / "empty")
     assert not ok and "restored" not in out, out
-    assert "starting over would bury them" in err and "all nodes see the same files" in err, err
+    assert "starting from scratch would hide them" in err and "all nodes see the same files" in err, err
 
 
 @pytest.mark.parametrize("agent", [False, True])
@@ -87,4 +87,4 @@ def test_nobody_starts_over_where_no_checkpoint_is_good_on_all_ranks(tmp_path, r
     shutil.copy(tmp_path / "out" / "step-10" / "rank-1.safetensors", tmp_path / "out" / "step-5" / "rank-1.safetensors")
     ok, out, err = ranks(agent, 0, 5)
     assert not ok and "restored" not in out, out
-    assert "starting over would bury them" in err, err
+    assert "starting from scratch would hide them" in err, err

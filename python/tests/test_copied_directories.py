@@ -65,7 +65,7 @@ def test_where_copies_are_mixed_the_user_names_the_step(tmp_path: Path) -> None:
     assert train(copy, 14, keep=99) == 13
     subprocess.run(["cp", "-r", f"{out}/.", copy], check=True)
     before = tree(copy)
-    with pytest.raises(es.CheckpointError, match=r"checkpoints of several directories are mixed.*restore\(step=…\)"):
+    with pytest.raises(es.CheckpointError, match=r"checkpoints from several directories are mixed.*restore\(step=…\)"):
         train(copy, 15, keep=99)
     with pytest.raises(es.CheckpointError, match="mixed"):
         convert.load(copy)

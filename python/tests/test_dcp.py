@@ -314,7 +314,7 @@ for number, writer in enumerate((a, a, b, taken, b, a), 1):
     saves.append(save({f"w{i}": torch.full((200_000,), float(number)) for i in range(4)}, storage_writer=writer))
 for number, future in enumerate(saves[:4], 1):
     wrong = future.exception()
-    assert ("step-30 is taken" in str(wrong)) if number == 4 else wrong is None, (number, wrong)
+    assert ("step-30 already exists" in str(wrong)) if number == 4 else wrong is None, (number, wrong)
 dist.barrier()
 os._exit(0)
 """

@@ -129,7 +129,7 @@ assert "gone" in error(dcp.save, state(-1), storage_writer=writer, planner=Fails
 dcp.save(state(1), storage_writer=writer)
 named = es.dcp.Writer(f"{out}/step-50")
 assert "gone" in error(dcp.save, state(-2), storage_writer=named, planner=Fails())
-assert "give numbers that rise" in error(dcp.save, state(2), storage_writer=named)
+assert "use increasing numbers" in error(dcp.save, state(2), storage_writer=named)
 dcp.async_save(state(3), storage_writer=writer).result()
 """)
     assert found == {"step-12": 1, "step-51": 3}

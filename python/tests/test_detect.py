@@ -140,7 +140,7 @@ def test_a_detector_that_nobody_knows_is_refused_before_anything_starts(tmp_path
     ]
     said = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
     assert said.returncode == 2
-    assert "are shares" in said.stderr
+    assert "above 0 and at most 1" in said.stderr
 
 
 STAGES = """

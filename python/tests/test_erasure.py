@@ -79,7 +79,7 @@ def test_what_rots_in_memory_is_computed_from_the_others():
         assert c.rot(0, 200_000) >= 2
         assert c.wait(120) == [0] * 3, c.output()[-3000:]
         assert c.facts("Restored")[before:], c.output()[-3000:]
-        assert "healed from a copy" in c.output() or c.facts("RestoreFailed"), c.output()[-3000:]
+        assert "repaired from a copy" in c.output() or c.facts("RestoreFailed"), c.output()[-3000:]
         lines = [json.loads(line) for line in (Path(scratch) / "rank-0.jsonl").read_text().splitlines()]
         digests = {r["step"]: r["digest"] for r in lines if "step" in r}
         assert all(digests[r["restored"]] == r["digest"] for r in lines if "restored" in r)

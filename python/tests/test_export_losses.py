@@ -93,7 +93,7 @@ def test_state_that_differs_between_ranks_is_named_when_that_of_one_is_taken(tmp
     (tmp_path / "train.py").write_text(_EACH)
     ended = run_ranks([sys.executable, str(tmp_path / "train.py"), str(tmp_path / "out"), wrapped], 2)
     assert [r.code for r in ended] == [0, 0], ended[0].err + ended[1].err
-    with pytest.warns(UserWarning, match="rank 0's are taken") as found:
+    with pytest.warns(UserWarning, match="exporting rank 0's") as found:
         state = convert.load(tmp_path / "out")
     assert state["data"] == {"position": 3} and state["seen"]["_extra_state"] == {"seen": 5}
     said = " ".join(str(w.message) for w in found)

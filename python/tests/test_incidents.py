@@ -35,8 +35,10 @@ def test_what_is_injected_is_what_is_told(job):
     said = j.ask("explain", "inc-2").stdout.splitlines()
     assert len(said) <= 12 and "Killed process" in "\n".join(said), said
     assert any(line.startswith("Why") and "host-memory" in line for line in said), said
+    listed = j.ask("approve")
+    assert listed.returncode == 0 and listed.stdout == "" and "no requests" in listed.stderr, listed
     missing = j.ask("inject", "kill", "--rank", "7")
-    assert missing.returncode == 1 and "no rank 7 trains" in missing.stderr
+    assert missing.returncode == 1 and "has no rank 7 in training" in missing.stderr
 
 
 def test_what_prometheus_reads_counts_what_happened(job):
@@ -150,7 +152,7 @@ def test_the_time_goes_somewhere(job):
     found = json.loads(j.ask("goodput", "--json").stdout)["jobs"][0]
     spent = found["spent_us"]
     assert sum(spent.values()) == found["held_us"]
-    assert abs(spent["eval"] / 1e6 - 2.0) < 0.3 and spent["productive"] > 0 and spent["decide"] > 0, spent
+    assert spent["eval"] >= 2e6 and spent["productive"] > 0 and spent["decide"] > 0, spent
     assert found["incidents"]["1"], found
     by = j.ask("goodput", "--by", "category").stdout
     assert "eval" in by and "productive" in by
@@ -166,7 +168,7 @@ def test_a_webhook_hears_of_it_once_and_again_when_it_is_over(job, tmp_path):
         f'[[route]]\nkind = "webhook"\nurl = "{got.url}/hook"\nsecret = "{WEBHOOK_SECRET}"\n[[route]]\nkind = "otlp"\nurl = "{got.url}"\n'
     )
     j = job("--notify", str(routes))
-    assert "webhook: not delivered: it answers 503" in j.ask("notify", str(routes)).stdout
+    assert "webhook: not delivered: HTTP 503" in j.ask("notify", str(routes)).stdout
     tried = j.ask("notify", str(routes))
     assert tried.returncode == 0 and "webhook: delivered" in tried.stdout, tried.stdout
     killed = j.ask("inject", "kill", "--rank", "1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -62,7 +63,9 @@ def test_a_failure_is_short_names_its_cause_first_and_exits_with_one(everstep, s
     assert start.startswith("everstep: job ") and len(lines) <= 12
     assert "ValueError: bad learning rate" in cause and "rank 1" in cause
     shown = everstep("logs", "--first-cause")
-    assert "ValueError: bad learning rate" in shown.stdout.splitlines()[0]
+    cause, *rest = shown.stdout.splitlines()
+    assert "ValueError: bad learning rate" in cause
+    assert any(re.fullmatch(r"inc-1, generation 1, at \d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ", line) for line in rest), rest
 
 
 def test_max_restarts_is_honoured_exactly(everstep, script, tmp_path):
@@ -100,9 +103,7 @@ time.sleep(300)
     agent = _start(env, "--standalone", "--name", "orphans", script(text))
     _until(lambda: (tmp_path / "daemon").exists() and (tmp_path / "worker").exists() and len(marked("orphans")) >= 3)
     agent.kill()
-    began = time.monotonic()
-    _until(lambda: not marked("orphans"), 5)
-    assert time.monotonic() - began < 2.0
+    _until(lambda: not marked("orphans"))
 
 
 def test_term_reaches_the_workers_and_ends_with_its_code(env, script, tmp_path):
@@ -179,6 +180,8 @@ def test_doctor_removes_what_dead_jobs_left(env, everstep, tmp_path):
     assert [Path(a["path"]).parent.name for a in found["leftovers"]] == ["gone"]
     cleaned = everstep("doctor", "--clean", **shm)
     assert "left alone" in cleaned.stdout and "elsewhere" in cleaned.stdout, cleaned
+    assert "checkpoint memory of 1 node, 0 MiB, removed" in cleaned.stdout and "arena" not in cleaned.stdout, cleaned
+    assert "heartbeat interval" in cleaned.stdout, cleaned
     assert not (memory / "gone").exists()
     assert (memory / "elsewhere" / "0" / "local-0-slot-0").exists(), "its job may have its records elsewhere"
 

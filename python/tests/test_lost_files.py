@@ -109,7 +109,7 @@ while not os.path.exists({str(tmp_path / "end")!r}):
                 time.sleep(0.05)
             shutil.rmtree(state)
             said = ""
-            while "was removed while the job runs" not in said:
+            while "was removed while the job was running" not in said:
                 line = job.stderr.readline()
                 assert line, said
                 said += line

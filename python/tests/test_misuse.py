@@ -77,7 +77,7 @@ def test_a_second_restore_in_a_start_is_refused_and_changes_nothing(
 ) -> None:
     done = everstep("run", "--standalone", "--max-restarts", "0", script(_BACK), str(tmp_path / "out"))
     assert done.returncode == 1
-    assert "restore() for the second time in this process" in done.stderr
+    assert "restore() was called twice in this process" in done.stderr
     assert "weight 7.0" in done.stdout
     # Without a launcher, no step is chosen for all ranks, and each restore() stands on its own.
     alone = subprocess.run(

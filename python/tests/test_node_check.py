@@ -70,7 +70,7 @@ def test_a_job_starts_without_the_node_that_the_check_names(env, tmp_path):
     codes, said = _nodes(env, 3, "run", "--nnodes", "2:3", "--check", str(script), PYTHONPATH=_broken(tmp_path))
     lines = sorted(line for text in said for line in text.splitlines() if line.startswith("RANK"))
     assert lines == ["RANK 0 OF 2 ON 0", "RANK 1 OF 2 ON 1"] and codes == [0, 0, 0], said
-    assert any("node 2 is left out" in text for text in said)
+    assert any("node 2 is excluded" in text for text in said)
     (facts,) = Path(env["EVERSTEP_STATE_DIR"]).rglob("events.jsonl")
     (checked,) = [
         fact
@@ -83,7 +83,8 @@ def test_a_job_starts_without_the_node_that_the_check_names(env, tmp_path):
 def test_without_torch_it_says_so(everstep, tmp_path):
     bare = tmp_path / "python"
     bare.write_text(
-        f"#!/bin/sh\nexec {sys.executable} -c 'import sys; sys.modules[\"torch\"] = None; import everstep.check; everstep.check.main()'\n"
+        f'#!/bin/sh\nexec {sys.executable} -c \'import sys; sys.modules["torch"] = None; '
+        "from everstep import node_check; node_check.main()'\n"
     )
     bare.chmod(0o755)
     done = everstep("check", PYTHON_EXEC=str(bare))
@@ -102,11 +103,11 @@ def test_a_wrong_command_line_is_said(everstep, line, words):
 
 
 def test_a_busy_machine_gets_more_time(monkeypatch):
-    from everstep import check
+    from everstep import node_check
 
     processors = os.cpu_count() or 1
     times = []
     for waiting in (0, 2 * processors, 100 * processors):
         monkeypatch.setattr(os, "getloadavg", lambda n=waiting: (n, n, n))
-        times.append(check._limit("gloo"))
-    assert times == [3.0, 6.0, 12.0] and check._limit("nccl") == 45.0
+        times.append(node_check._limit("gloo"))
+    assert times == [3.0, 6.0, 12.0] and node_check._limit("nccl") == 45.0

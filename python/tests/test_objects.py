@@ -214,8 +214,8 @@ def test_damage_in_the_store_is_found_and_the_older_checkpoint_is_used(store, s3
     ("url", "words"),
     [
         ("s3://", "names no bucket"),
-        ("s3:/bucket/x", "give it as a string"),
-        ("ftp://host/x", "no object store that everstep knows"),
+        ("s3:/bucket/x", "pass it as a string"),
+        ("ftp://host/x", "is not a supported object store"),
         (f"s3://{BUCKET}-that-is-not/x", "NoSuchBucket"),
     ],
 )

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -163,11 +162,11 @@ def test_a_killed_owner_is_followed_at_once(tmp_path: Path, script: Callable[[st
         with _started(sys.executable, train, str(out), str(stop)) as second:
             start = int(_reaches(second, "start").split()[1])
             assert start >= 2
-            began = time.monotonic()
             _reaches(second, f"step {start + 1}")
-            # Much less than the timeout granted to a live owner.
-            assert time.monotonic() - began < 20
             assert _epoch(out) == epoch + 1
+            second.kill()
+            # What waits for a live owner to fall silent says so.
+            assert second.stderr is not None and "taking over" not in second.stderr.read()
 
 
 def test_an_owner_that_wakes_up_late_publishes_nothing(tmp_path: Path, script: Callable[[str], str]) -> None:
@@ -201,9 +200,7 @@ def test_memory_is_used_for_its_own_directory_only(everstep: Run, tmp_path: Path
     a, b = tmp_path / "a", tmp_path / "b"
     assert run(a, 5, DIE="1").returncode != 0
     other = run(b, 3, DIE="1")
-    assert "start 0" in other.stdout and "is of another checkpoint directory and is not used" in other.stderr, (
-        other.stderr
-    )
+    assert "start 0" in other.stdout and "which belongs to another checkpoint directory" in other.stderr, other.stderr
     assert "fresh start" in other.stderr
     # Deleting the directory starts anew, whatever memory holds.
     shutil.rmtree(b)
@@ -325,11 +322,11 @@ def test_a_copy_of_a_directory_has_its_own_memory_and_owner(
         shutil.rmtree(copy)
         # What is published meanwhile may be gone before it is copied.
         subprocess.run(["cp", "-r", str(out), str(copy)], capture_output=True, check=False)
-        began = time.monotonic()
         second = everstep("run", "--standalone", "--name", "second", train, str(copy), str(stop), LAST="100", PAUSE="0")
         assert second.returncode == 0 and "step" in second.stdout, second.stderr
+        assert "taking over" not in second.stderr, second.stderr
         stop.touch()
-        assert first.wait(30) == 0 and time.monotonic() - began < 60
+        assert first.wait(30) == 0
 
 
 def test_a_backup_in_the_place_of_a_directory_is_restored_as_it_is(
@@ -344,4 +341,4 @@ def test_a_backup_in_the_place_of_a_directory_is_restored_as_it_is(
     out.rename(tmp_path / "away")
     shutil.copytree(backup, out, symlinks=True)
     restored = everstep(*line, LAST="6", DIE="1")
-    assert "start 5" in restored.stdout and "is of another checkpoint directory" in restored.stderr, restored.stderr
+    assert "start 5" in restored.stdout and "another checkpoint directory" in restored.stderr, restored.stderr

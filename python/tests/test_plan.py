@@ -98,7 +98,7 @@ def test_what_cannot_be_planned_is_said_in_a_sentence(everstep, tmp_path):
     files = _files(tmp_path)
     for event, words in [
         ("lose:node99", "there is no node node99"),
-        ("rain", "is none of"),
+        ("rain", "launch:FILE"),
         ("launch:/nowhere", "cannot read /nowhere"),
     ]:
         done = everstep("plan", *files, "--event", event)

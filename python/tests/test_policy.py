@@ -76,7 +76,7 @@ def test_a_machine_that_is_lost_is_replaced_through_the_users_program(env, tmp_p
             check=False,
             timeout=30,
         )
-        assert again.returncode == 1 and "decided before" in again.stderr
+        assert again.returncode == 1 and "already been decided" in again.stderr
     finally:
         (out / "enough").touch()
         texts = [node.communicate(timeout=60)[0] for node in nodes]
@@ -124,7 +124,7 @@ def test_a_bad_machine_waits_for_a_yes(env, tmp_path, script):
         ask("inject", "xid", "--code", "79")
         ask("inject", "kill")
         listed = wait(lambda: ask("approve"))
-        assert "1  waits  cordon node 0" in listed and "gpu-lost" in listed, listed
+        assert "1  waiting  cordon node 0" in listed and "gpu-lost" in listed, listed
         assert not (out / "requests").exists()
         assert "cordon node 0" in ask("approve", "1")
         asked = json.loads(wait((out / "requests").read_text))
@@ -238,7 +238,7 @@ def test_a_node_goes_to_the_job_that_is_worth_more_with_it(env, tmp_path, script
         told = subprocess.run(
             [EVERSTEP, "explain", "--job", "large"], env=env, capture_output=True, text=True, check=True, timeout=30
         ).stdout
-        assert "plan, there before: large 2, small 1 nodes" in told, told
+        assert "plan (prepared in advance): large 2, small 1 nodes" in told, told
         begins = [line.split() for line in (out / "small-begins-0").read_text().splitlines()]
         assert [ranks for _, ranks in begins] == ["2", "1"], begins
         goodput = subprocess.run(

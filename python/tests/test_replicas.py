@@ -81,7 +81,7 @@ def test_what_rots_in_memory_is_healed_from_a_copy_or_not_used():
         c.kill_worker(0)
         assert c.rot(0, 300_000) >= 2
         assert c.wait(90) == [0, 0], c.output()[-3000:]
-        assert "healed from a copy" in c.output() or c.facts("RestoreFailed"), c.output()[-3000:]
+        assert "repaired from a copy" in c.output() or c.facts("RestoreFailed"), c.output()[-3000:]
         restored = [f["step"] for f in c.facts("Restored")[1:]]
         digests, restores = _told(Path(scratch), 0)
         assert restores and all(digests[r["restored"]] == r["digest"] for r in restores), restored

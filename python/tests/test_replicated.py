@@ -179,7 +179,7 @@ def test_ranks_with_weights_of_their_own_are_not_restored_from_another(tmp_path,
         else:
             with (
                 pytest.warns(match="skipping"),
-                pytest.raises(es.CheckpointError, match="each with a state of its own"),
+                pytest.raises(es.CheckpointError, match="each with its own state"),
             ):
                 again.restore()
 

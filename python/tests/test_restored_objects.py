@@ -254,7 +254,7 @@ def test_extra_state_that_nobody_takes_is_refused(tmp_path):
     model = _Extra()
     model.extra = 3
     _save(tmp_path, model=model)
-    with pytest.raises(es.CheckpointError, match=r"model: load_state_dict\(\) did not take(?s:.*)_extra_state"):
+    with pytest.raises(es.CheckpointError, match=r"model: load_state_dict\(\) rejected(?s:.*)_extra_state"):
         _restore(tmp_path, model=nn.Linear(3, 3))
 
 
@@ -266,7 +266,7 @@ def test_what_does_not_arrive_is_an_error(tmp_path):
     model = Deaf()
     model.extra = 3
     _save(tmp_path / "extra", model=model)
-    with pytest.raises(es.CheckpointError, match=r"model\._extra_state did not arrive"):
+    with pytest.raises(es.CheckpointError, match=r"model\._extra_state was not restored"):
         _restore(tmp_path / "extra", model=Deaf())
 
     class Forgets(nn.Linear):
@@ -277,7 +277,7 @@ def test_what_does_not_arrive_is_an_error(tmp_path):
             return super().load_state_dict({**state, "weight": self.weight}, *args, **kwargs)
 
     _save(tmp_path / "forgets", model=Forgets(3, 3))
-    with pytest.raises(es.CheckpointError, match=r"model\.weight did not arrive"):
+    with pytest.raises(es.CheckpointError, match=r"model\.weight was not restored"):
         _restore(tmp_path / "forgets", model=Forgets(3, 3))
 
 
@@ -285,7 +285,7 @@ def test_weights_that_were_saved_apart_are_not_loaded_into_tied_ones(tmp_path):
     _save(tmp_path, model=nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
     tied = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     tied[1].weight = tied[0].weight
-    with pytest.raises(es.CheckpointError, match=r"weight did not arrive.*tied"):
+    with pytest.raises(es.CheckpointError, match=r"weight was not restored.*tied"):
         _restore(tmp_path, model=tied)
 
 
@@ -458,7 +458,7 @@ def test_an_earlier_checkpoint_with_ambiguous_names_is_refused(tmp_path):
     shutil.copytree(EARLIER / "two", tmp_path / "two")
     enc, dec = nn.Linear(1, 1), nn.Linear(1, 1)
     optimizer = torch.optim.Adam([*enc.parameters(), *dec.parameters()])
-    with pytest.raises(es.CheckpointError, match="weight is the name of several parameters"):
+    with pytest.raises(es.CheckpointError, match="weight names several parameters"):
         es.CheckpointManager(tmp_path / "two", enc=enc, dec=dec, optimizer=optimizer).restore()
     assert es.CheckpointManager(tmp_path / "two", enc=enc, dec=dec).restore() == 1
 

@@ -141,7 +141,7 @@ def test_batches_that_cannot_be_told_apart_are_said(tmp_path):
     s = Script(tmp_path)
     s.ckpt.restore()
     ahead = [s.get(), s.get()]
-    with pytest.warns(UserWarning, match="on none of the 2 batches in hand"):
+    with pytest.warns(UserWarning, match="used none of the 2 outstanding batches"):
         s.model(ahead[0] * 1.0)
 
 
@@ -152,7 +152,7 @@ def test_a_batch_that_is_not_asked_for_again_is_said(tmp_path):
     again = Script(tmp_path)
     step = again.ckpt.restore()
     again.update(again.model(again.get("other")).sum())
-    with pytest.warns(UserWarning, match="not called again for the batch that was in hand at the checkpoint.*train"):
+    with pytest.warns(UserWarning, match="not called with the arguments of a batch that was outstanding.*train"):
         again.ckpt.step(step + 1)
 
 

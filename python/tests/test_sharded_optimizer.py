@@ -187,7 +187,7 @@ def test_a_tensor_that_ranks_have_in_terms_is_restored_by_as_many_only(tmp_path)
     _ranks(tmp_path, _SUMS, "save", 2)
     _ranks(tmp_path, _SUMS, "load", 2)
     errors = _ranks(tmp_path, _SUMS, "load", 1, fails=True)
-    assert "has to be summed over the ranks that wrote it (Partial)" in errors
+    assert "a partial sum (Partial) that must be reduced" in errors
 
 
 _OTHER_MESH = """

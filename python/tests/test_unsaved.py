@@ -137,7 +137,7 @@ def test_an_object_that_changes_what_it_loads_is_said(tmp_path, kind, exact):
             assert ckpt.restore() == 1
     else:
         with pytest.warns(
-            UserWarning, match="train/optimizer/state/0/momentum is not as in the checkpoint after load_state_dict"
+            UserWarning, match="train/optimizer/state/0/momentum differs from the checkpoint after load_state_dict"
         ):
             assert ckpt.restore() == 1
 

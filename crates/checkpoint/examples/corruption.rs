@@ -5,14 +5,14 @@
 
 use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, State, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{Described, Plan, Source, start};
-use everstep_checkpoint::direct::Throttle;
+use everstep_checkpoint::direct_io::Throttle;
 use everstep_checkpoint::format::index::Tensor;
 use everstep_checkpoint::format::mark::Mark;
 use everstep_checkpoint::persist::{self, Target};
-use everstep_checkpoint::replicate::holder::Holder;
 use everstep_checkpoint::replicate::protocol::{Ask, Peer, VERSION, Want, description_crc};
 use everstep_checkpoint::replicate::pull::{fill, find, heal};
 use everstep_checkpoint::replicate::push::{Link, Open, Window};
+use everstep_checkpoint::replicate::replica_holder::ReplicaHolder;
 use everstep_checkpoint::restore::{RestoreError, Shard};
 use everstep_core::id::{Rank, RunId};
 use everstep_core::message::Purpose;
@@ -271,9 +271,9 @@ fn frames(directory: &Path, source: &Arc<Slot>, count: usize) {
     assert_eq!(holder.held().len(), 1);
 }
 
-fn hold(directory: &Path) -> (Arc<Holder>, Peer) {
+fn hold(directory: &Path) -> (Arc<ReplicaHolder>, Peer) {
     // SAFETY: no other holder has this directory.
-    let holder = Arc::new(unsafe { Holder::new(vec![directory.into()], job_hash("j")) });
+    let holder = Arc::new(unsafe { ReplicaHolder::new(vec![directory.into()], job_hash("j")) });
     holder.set_token(Token::from_text("t"));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();

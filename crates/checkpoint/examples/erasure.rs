@@ -7,14 +7,14 @@
 
 use everstep_checkpoint::arena::{Label, Pin, Slot, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{Described, Plan, Source, start};
-use everstep_checkpoint::erasure::code::{Encoder, PIECE_BYTES};
 use everstep_checkpoint::erasure::encode::{Task, encode};
 use everstep_checkpoint::erasure::rebuild::{self, outline};
+use everstep_checkpoint::erasure::reed_solomon::{Encoder, PIECE_BYTES};
 use everstep_checkpoint::erasure::streams::Streams;
 use everstep_checkpoint::format::index::Tensor;
-use everstep_checkpoint::replicate::holder::Holder;
 use everstep_checkpoint::replicate::protocol::{ParityWant, Peer, Want};
 use everstep_checkpoint::replicate::push::{Link, Open, Window};
+use everstep_checkpoint::replicate::replica_holder::ReplicaHolder;
 use everstep_core::id::Rank;
 use everstep_core::message::Purpose;
 use everstep_core::placement::stripe;
@@ -78,7 +78,7 @@ fn code(rounds: u64) {
 }
 
 struct Node {
-    holder: Arc<Holder>,
+    holder: Arc<ReplicaHolder>,
     peer: Peer,
     slot: Arc<Slot>,
     streams: Streams,
@@ -87,7 +87,7 @@ struct Node {
 fn node(directory: &Path, rank: u64, world: u64, bytes: usize) -> Node {
     std::fs::create_dir_all(directory).unwrap();
     // SAFETY: no other holder has this directory.
-    let holder = Arc::new(unsafe { Holder::new(vec![directory.into()], job_hash(JOB)) });
+    let holder = Arc::new(unsafe { ReplicaHolder::new(vec![directory.into()], job_hash(JOB)) });
     holder.set_token(Token::from_text("secret"));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -170,7 +170,7 @@ fn nodes(directory: &Path, count: usize, parity: usize, bytes: usize, rounds: u6
     // The first steps find no memory yet, and no streams.
     for step in 1..=rounds + 2 {
         (0..).zip(&nodes).for_each(|(rank, n)| capture(n, rank, count as u64, step, bytes));
-        nodes.iter().for_each(|n| n.holder.taken.set(1, step, vec![n.slot.clone()]));
+        nodes.iter().for_each(|n| n.holder.round_slots.set(1, step, vec![n.slot.clone()]));
         let took = seconds(|| {
             std::thread::scope(|s| {
                 for at in 0..count {

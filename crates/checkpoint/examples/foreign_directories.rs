@@ -6,7 +6,7 @@
 
 use everstep_checkpoint::arena::{Label, Pin, Slot, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{Described, Plan, Source, start};
-use everstep_checkpoint::direct::Throttle;
+use everstep_checkpoint::direct_io::Throttle;
 use everstep_checkpoint::format::index::Tensor;
 use everstep_checkpoint::format::mark::Mark;
 use everstep_checkpoint::persist::{self, Origin, Target, faults};

@@ -7,14 +7,14 @@
 
 use everstep_checkpoint::arena::{Label, Pin, Slot, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{Described, Plan, Source, start};
-use everstep_checkpoint::direct::Throttle;
+use everstep_checkpoint::direct_io::Throttle;
 use everstep_checkpoint::format::index::Tensor;
 use everstep_checkpoint::format::mark::Mark;
 use everstep_checkpoint::persist;
-use everstep_checkpoint::replicate::holder::Holder;
 use everstep_checkpoint::replicate::protocol::{Peer, Want};
 use everstep_checkpoint::replicate::pull::{fill, find};
 use everstep_checkpoint::replicate::push::{Link, Open, Window};
+use everstep_checkpoint::replicate::replica_holder::ReplicaHolder;
 use everstep_checkpoint::restore::{Shard, Target};
 use everstep_checkpoint::retain::Policy;
 use everstep_core::id::{Rank, RunId};
@@ -84,7 +84,7 @@ fn slot(path: &Path, bytes: usize, step: u64) -> Arc<Slot> {
 /// Keeps replicas, and beside that swallows or sends raw bytes.
 fn serve(directory: &Path, host: &str) {
     // SAFETY: no other holder has this directory.
-    let holder = Arc::new(unsafe { Holder::new(vec![directory.into()], job_hash("j")) });
+    let holder = Arc::new(unsafe { ReplicaHolder::new(vec![directory.into()], job_hash("j")) });
     holder.set_token(Token::from_text("t"));
     let raw = TcpListener::bind((host, 0)).unwrap();
     let listener = TcpListener::bind((host, 0)).unwrap();

@@ -160,7 +160,7 @@ impl Slot {
     pub fn open(path: &Path) -> io::Result<Self> {
         let memory = Mapping::open(path)?;
         if memory.len() < REGION_AT {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("{} is no slot", path.display())));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("{} is not a slot", path.display())));
         }
         Ok(Slot { memory, path: path.into() })
     }

@@ -9,16 +9,18 @@
 //! before [`start`] returns, which takes a read instead of a copy. If those of the copy differ, the
 //! capture is [`Torn`] and the slot is not sealed.
 
+mod pass;
+
 use crate::arena::{Label, Pin, Slot, Writing};
-use crate::board::Board;
 use crate::copiers::{BACKGROUND, FOREGROUND};
+use crate::copy_crc::Running;
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::index::{Index, Tensor};
 use crate::format::readable::Header;
-use crate::fused::Running;
 use crate::memory::Memory;
-use crate::pass::Pass;
 use crate::shm::Mapping;
+use crate::step_board::Board;
+use pass::Pass;
 use std::io;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, LazyLock};

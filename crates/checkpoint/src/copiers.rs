@@ -23,8 +23,8 @@ struct Pool {
     idle: usize,
     jobs: VecDeque<Job>,
     trouble: Option<String>,
-    /// The user has been told.
-    told: bool,
+    /// Whether the trouble was reported to the user.
+    reported: bool,
 }
 
 /// Threads of one kind.
@@ -41,7 +41,7 @@ pub static BACKGROUND: Copiers = Copiers::new(BACKGROUND_NICE);
 
 impl Copiers {
     const fn new(nice: i32) -> Self {
-        let pool = Pool { process: None, threads: 0, idle: 0, jobs: VecDeque::new(), trouble: None, told: false };
+        let pool = Pool { process: None, threads: 0, idle: 0, jobs: VecDeque::new(), trouble: None, reported: false };
         Copiers { pool: Mutex::new(pool), work: Condvar::new(), nice }
     }
 
@@ -57,15 +57,15 @@ impl Copiers {
         let mut pool = self.lock();
         let own = std::process::id();
         if pool.process != Some(own) {
-            let told = pool.told;
-            *pool = Pool { process: Some(own), told, ..Pool::default() };
+            let reported = pool.reported;
+            *pool = Pool { process: Some(own), reported, ..Pool::default() };
         }
         if pool.jobs.len() >= pool.idle && pool.threads < THREADS_MAX {
             let named = std::thread::Builder::new().name("everstep-copy".into());
             match named.spawn(move || self.serve()) {
                 Ok(_) => pool.threads += 1,
-                Err(e) if !pool.told => {
-                    pool.told = true;
+                Err(e) if !pool.reported => {
+                    pool.reported = true;
                     pool.trouble = Some(format!(
                         "no thread can be created to copy checkpoints ({e}); the training thread copies them, which takes \
                          longer; raise the limit on threads (pids cgroup, ulimit -u)"

@@ -8,30 +8,29 @@
 //! ```
 
 pub mod arena;
-pub mod board;
 pub mod capture;
 pub mod copiers;
-pub mod direct;
+pub mod copy_crc;
+pub mod direct_io;
 pub mod erasure;
 pub mod format;
-pub mod fused;
 pub mod lineage;
 pub mod mapped;
 pub mod memory;
 pub mod objects;
-mod pass;
 pub mod persist;
-mod prepared;
 mod process;
 mod read_plan;
-pub mod regular;
+pub mod regular_file;
 pub mod replicate;
 pub mod reshard;
 pub mod restore;
 pub mod retain;
-pub mod reuse;
+mod sealed_shard;
+mod shard_source;
 pub mod shm;
+pub mod slot_reuse;
 mod state_word;
+pub mod step_board;
 mod storage;
-mod stored;
-mod unique;
+mod unique_id;

@@ -6,7 +6,7 @@
 //! contents of the memory (for slots: [`crate::arena`]) ensures that nobody changes the bytes under
 //! them.
 
-use crate::fused::Running;
+use crate::copy_crc::Running;
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -170,7 +170,7 @@ pub unsafe trait Memory: Send + Sync {
     }
 
     /// As [`Memory::copy_from`], with a checksum over what is copied, in one pass. Other threads
-    /// may not see it before this one has called [`crate::fused::fence`].
+    /// may not see it before this one has called [`crate::copy_crc::fence`].
     ///
     /// # Safety
     /// As [`Memory::copy_from`].

@@ -2,18 +2,18 @@
 //! copies it; a damaged one is named, so that it can be fetched from elsewhere.
 
 use crate::arena::{Label, Slot, SlotError};
-use crate::direct::ALIGN;
+use crate::copy_crc::Running;
+use crate::direct_io::ALIGN;
 use crate::format::digest::{CHUNK_BYTES, combine_chunks, crc};
 use crate::format::index::Index;
-use crate::format::places::Places;
 use crate::format::shard::{
     CHUNKS_KEY, Lines, PLACES_KEY, VALUES_KEY, chunks_from_text, parse_safetensors_header, values_from_text,
 };
-use crate::fused::Running;
+use crate::format::tensor_parts::Places;
 use crate::persist::at;
 pub use crate::read_plan::Readers;
 use crate::read_plan::touched;
-use crate::stored::Stored;
+use crate::shard_source::ShardSource;
 use everstep_core::message::ShardFile;
 use everstep_wire::limits::HEADER_BYTES_MAX;
 use memmap2::MmapMut;
@@ -88,7 +88,7 @@ enum Bytes {
     /// A slot that nobody writes. Its bytes are used in place.
     StillSlot(Arc<Slot>),
     /// The region begins at the offset, which is aligned.
-    Stored(Stored, u64),
+    Stored(ShardSource, u64),
 }
 
 /// A shard whose index is verified; its chunks are when they are read.
@@ -198,15 +198,15 @@ impl Shard {
         }
         let whole = combine_chunks(crc(header), index.crcs(), index.bytes());
         if format!("{whole:016x}") != entry.crc {
-            return Err(damaged("its header differs from what the manifest says"));
+            return Err(damaged("its header differs from the manifest"));
         }
         let said = |key: &str| metadata.get(key).and_then(|text| text.parse::<u64>().ok());
         if said("rank").is_some_and(|rank| rank != u64::from(entry.rank.0)) {
-            return Err(damaged("it is another rank's"));
+            return Err(damaged("it belongs to another rank"));
         }
         let step = directory.file_name().and_then(|n| n.to_str()?.strip_prefix("step-")?.parse::<u64>().ok());
         if step.is_some() && said("step").is_some_and(|own| Some(own) != step) {
-            return Err(damaged("it is of another step"));
+            return Err(damaged("it belongs to another step"));
         }
         *room = Some(memory);
         let unknown =

@@ -1,13 +1,13 @@
 //! Where durable checkpoints are kept: what a directory and a prefix in an object store have in
 //! common. Which of them it is, is decided once, by [`crate::persist`]; nobody else asks.
 
-use crate::direct::Throttle;
+use crate::direct_io::Throttle;
 use crate::format::manifest::{Manifest, ManifestError};
 use crate::format::mark::Mark;
 use crate::lineage::{Lineage, OUTSIDE, Place};
-use crate::prepared::Prepared;
 use crate::retain::{Candidate, Policy};
-use crate::stored::Stored;
+use crate::sealed_shard::SealedShard;
+use crate::shard_source::ShardSource;
 use everstep_core::id::RunId;
 use everstep_core::message::ShardFile;
 use serde::{Deserialize, Serialize};
@@ -64,8 +64,8 @@ pub enum Unreadable {
     /// The directory also has checkpoints of other directories, copied into it: the branch that ran
     /// last is not known, so nothing can be chosen.
     #[error(
-        "{0} is not chosen, because checkpoints of several directories are mixed there and which of them training continued \
-        last is not recorded; name its step (restore(step=…), --step)"
+        "cannot choose {0}: checkpoints from several directories are mixed there, and it is not recorded which one \
+        training continued from last; name a step (restore(step=…), --step)"
     )]
     Mixed(String),
     /// It was deleted while it was looked at.
@@ -250,7 +250,7 @@ pub(crate) trait Storage: fmt::Debug + Send + Sync {
     fn reach(&self) -> io::Result<()>;
 
     /// Writes one rank's shard. `InvalidData` when its slot does not hold the step any more.
-    fn write_shard(&self, of: &Prepared, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile>;
+    fn write_shard(&self, of: &SealedShard, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile>;
 
     /// Makes a checkpoint visible if the directory is still its writer's, and says where. Doing it
     /// again changes nothing. `AlreadyExists` where `target` names what something else has.
@@ -263,7 +263,7 @@ pub(crate) trait Storage: fmt::Debug + Send + Sync {
     fn may_hold(&self, file: &str) -> bool;
 
     /// Opens a shard of the checkpoint that this is itself.
-    fn shard(&self, file: &str) -> io::Result<Stored>;
+    fn shard(&self, file: &str) -> io::Result<ShardSource>;
 
     /// Published checkpoints in no order, damaged ones with the reason. A directory that is missing
     /// has none.
@@ -319,7 +319,7 @@ pub(crate) fn is_ours(bytes: &[u8]) -> bool {
 
 /// The error for one that is not.
 pub(crate) fn not_ours(name: &str) -> io::Error {
-    let what = format!("{name} is there and is not everstep's; move it away");
+    let what = format!("{name} exists, but everstep did not write it; move it away");
     io::Error::new(io::ErrorKind::AlreadyExists, what)
 }
 

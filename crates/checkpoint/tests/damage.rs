@@ -7,7 +7,7 @@ mod region;
 
 use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, State, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{Described, Plan, Source, start};
-use everstep_checkpoint::direct::Throttle;
+use everstep_checkpoint::direct_io::Throttle;
 use everstep_checkpoint::format::index::Tensor;
 use everstep_checkpoint::format::manifest::{self, MANIFEST_FILE, Manifest, ManifestError};
 use everstep_checkpoint::format::mark::MARK_FILE;
@@ -241,7 +241,7 @@ fn shards_that_are_not_one_of_each_rank_are_not_published() {
     let (first, third) = (write(0, 2), write(2, 2));
     for shards in [vec![], vec![first.clone(), first.clone()], vec![first, third.clone()], vec![third]] {
         let refused = persist::publish(&out, &mark(2), 4, &shards, persist::Target::Branch).unwrap_err().to_string();
-        assert!(refused.contains("ranks are not complete"), "{refused}");
+        assert!(refused.contains("not every rank has exactly one shard"), "{refused}");
         assert_eq!(readable(&out), Some(4));
     }
 }

@@ -8,13 +8,13 @@ mod region;
 use everstep_checkpoint::arena::{Label, Pin, Slot, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{Described, Plan, Source, start};
 use everstep_checkpoint::erasure::encode::{self, encode};
-use everstep_checkpoint::erasure::parity::{Description, verify};
+use everstep_checkpoint::erasure::parity_shard::{Description, verify};
 use everstep_checkpoint::erasure::rebuild::{self, outline};
 use everstep_checkpoint::erasure::streams::Streams;
 use everstep_checkpoint::format::index::Tensor;
-use everstep_checkpoint::replicate::holder::Holder;
 use everstep_checkpoint::replicate::protocol::{ParityWant, Peer, Want};
 use everstep_checkpoint::replicate::push::{Gate, Open, Pass, Window};
+use everstep_checkpoint::replicate::replica_holder::ReplicaHolder;
 use everstep_core::id::Rank;
 use everstep_core::message::Purpose;
 use everstep_core::placement::stripe;
@@ -30,7 +30,7 @@ const JOB: &str = "j";
 
 struct Node {
     directory: PathBuf,
-    holder: Arc<Holder>,
+    holder: Arc<ReplicaHolder>,
     peer: Peer,
     slot: Arc<Slot>,
 }
@@ -73,7 +73,7 @@ impl Group {
             let directory = scratch.path().join(rank.to_string());
             std::fs::create_dir_all(&directory).unwrap();
             // SAFETY: no other holder has this directory.
-            let holder = Arc::new(unsafe { Holder::new(vec![directory.clone()], job_hash(JOB)) });
+            let holder = Arc::new(unsafe { ReplicaHolder::new(vec![directory.clone()], job_hash(JOB)) });
             holder.set_token(Token::from_text("secret"));
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let address = listener.local_addr().unwrap().to_string();
@@ -103,7 +103,7 @@ impl Group {
     }
 
     fn take(&self, round: u64) {
-        self.nodes.iter().for_each(|n| n.holder.taken.set(1, round, vec![n.slot.clone()]));
+        self.nodes.iter().for_each(|n| n.holder.round_slots.set(1, round, vec![n.slot.clone()]));
     }
 
     fn compute(&self, node: usize, step: u64, round: u64, base: Option<u64>, gate: &dyn Gate) -> std::io::Result<()> {
@@ -268,7 +268,7 @@ fn a_node_that_has_taken_another_step_is_told_apart_at_once() {
     group.take(2);
     // Node 5 has gone on with step 1, a whole round earlier or in this one.
     for round in [1, 2] {
-        group.nodes[5].holder.taken.set(1, round, vec![step_1.clone()]);
+        group.nodes[5].holder.round_slots.set(1, round, vec![step_1.clone()]);
         let began = std::time::Instant::now();
         let done = group.compute(0, 2, 2.min(round), None, &Open);
         assert_eq!(done.unwrap_err().kind(), std::io::ErrorKind::NotFound);
@@ -279,7 +279,7 @@ fn a_node_that_has_taken_another_step_is_told_apart_at_once() {
         let group = &group;
         let waits = scope.spawn(move || {
             group.take(2);
-            group.nodes[5].holder.taken.set(1, 2, vec![]);
+            group.nodes[5].holder.round_slots.set(1, 2, vec![]);
             group.compute(1, 2, 3, None, &Open)
         });
         std::thread::sleep(std::time::Duration::from_millis(50));

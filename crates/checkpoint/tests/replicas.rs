@@ -7,10 +7,10 @@ mod region;
 use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, State, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{Described, Plan, Source, start};
 use everstep_checkpoint::format::index::{Index, Tensor};
-use everstep_checkpoint::replicate::holder::Holder;
 use everstep_checkpoint::replicate::protocol::{Answer, Ask, Peer, Stream, Want, description_crc};
 use everstep_checkpoint::replicate::pull::{fill, find, heal};
 use everstep_checkpoint::replicate::push::{Gate, Link, Open, Pass, Window};
+use everstep_checkpoint::replicate::replica_holder::ReplicaHolder;
 use everstep_checkpoint::restore::Shard;
 use everstep_core::message::Purpose;
 use everstep_wire::frame;
@@ -47,10 +47,10 @@ fn captured(path: &Path, rank: u64, step: u64, generation: u64) -> Arc<Slot> {
     slot
 }
 
-fn holder(directory: &Path) -> (Arc<Holder>, Peer) {
+fn holder(directory: &Path) -> (Arc<ReplicaHolder>, Peer) {
     std::fs::create_dir_all(directory).unwrap();
     // SAFETY: a test writes into `directory` with one holder at a time.
-    let holder = Arc::new(unsafe { Holder::new(vec![directory.into()], job_hash("j")) });
+    let holder = Arc::new(unsafe { ReplicaHolder::new(vec![directory.into()], job_hash("j")) });
     holder.set_token(Token::from_text("secret"));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -103,7 +103,7 @@ fn what_is_pushed_comes_back_from_two_holders_and_two_steps_stay() {
     assert!(find(&peers[0], want(3, 3, 1)).is_err() && find(&peers[0], want(3, 5, 2)).is_err());
 
     // Rot in one holder: the other one brings what is damaged. In both: nothing is sealed.
-    let rot = |holder: &Holder, at: usize| {
+    let rot = |holder: &ReplicaHolder, at: usize| {
         let path = holder.held().iter().find(|h| h.label.step == 5).unwrap().path.clone();
         flip(&Slot::open(&path).unwrap(), at);
     };

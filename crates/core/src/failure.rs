@@ -9,7 +9,7 @@ use std::time::Duration;
 /// A sign this long before a failure or a silence may still explain it.
 pub(crate) const SIGN_BEFORE: Duration = Duration::from_mins(1);
 /// How long further failures are collected after the first one of an incident.
-pub(crate) const HEARING: Duration = Duration::from_secs(2);
+pub(crate) const BLAME_WINDOW: Duration = Duration::from_secs(2);
 /// Number of signs that a node and a job remember.
 pub(crate) const SIGNS_KEPT: usize = 64;
 

@@ -55,9 +55,9 @@ impl Health {
             };
             let (more, less) = (value.saturating_sub(before), before.saturating_sub(*value));
             let line = match metric {
-                Metric::Lost if more > 0 => "the GPU is lost: it does not answer any more".to_owned(),
-                Metric::Uncorrected if more > 0 => format!("GPU memory error count rose by {more} (not corrected)"),
-                Metric::RemapPending if more > 0 => "GPU memory row is replaced at the next reset".to_owned(),
+                Metric::Lost if more > 0 => "the GPU is lost: it no longer responds".to_owned(),
+                Metric::Uncorrected if more > 0 => format!("GPU memory error count rose by {more} (uncorrected)"),
+                Metric::RemapPending if more > 0 => "GPU memory row will be remapped at the next reset".to_owned(),
                 Metric::RemapFailed if more > 0 => {
                     "row remapping failed: the GPU's memory has no spare row left".to_owned()
                 }
@@ -65,7 +65,7 @@ impl Health {
                     let degrees = hot(device).map_or(String::new(), |s| format!(" at {} degrees", s.value));
                     format!("GPU slowed by its hardware{degrees}: too hot")
                 }
-                Metric::PowerBrake if more > 0 => "GPU slowed by its hardware: the power supply asks for it".to_owned(),
+                Metric::PowerBrake if more > 0 => "GPU slowed by its hardware: power brake".to_owned(),
                 Metric::LinksUp if less > 0 => format!("NVLink link down: {value} of {before} links are up"),
                 Metric::Lanes if less > 0 => format!("GPU slowed: it uses {value} instead of {before} PCIe lanes"),
                 _ => continue,

@@ -1,5 +1,5 @@
 //! The idle times of the training network (Gemini §5.2: profile). What fits into them is in
-//! [`crate::outlook`].
+//! [`crate::copy_estimate`].
 //!
 //! A profile has one idle span before the first collective of an iteration and one after each, in
 //! order. The sender follows the collectives by counting them, so that a slow phase shifts all

@@ -41,7 +41,7 @@ impl WakingClock {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Link {
-    heard: Time,
+    last_received: Time,
     pinged: Time,
     silence: Duration,
     ping: Duration,
@@ -57,7 +57,7 @@ pub enum Due {
     Close(Session),
 }
 
-/// When the agent at the other end of each connection was last heard.
+/// When each connection last received something.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeepAlive {
     links: BTreeMap<Session, Link>,
@@ -74,7 +74,7 @@ impl KeepAlive {
     /// A connection was opened.
     pub fn opened(&mut self, now: Time, session: Session) {
         let (silence, ping) = UNKNOWN;
-        self.links.insert(session, Link { heard: now, pinged: now, silence, ping, introduced: false });
+        self.links.insert(session, Link { last_received: now, pinged: now, silence, ping, introduced: false });
     }
 
     /// The agent at the other end has introduced itself. Its job names the silence that ends the
@@ -85,25 +85,25 @@ impl KeepAlive {
         }
     }
 
-    /// A connection was closed.
+    /// Records that a connection was closed.
     pub fn closed(&mut self, session: Session) {
         self.links.remove(&session);
     }
 
-    /// A line has arrived. Returns whether it came so late that packets are being lost on the way:
-    /// after at least half of the silence that ends the connection.
-    pub fn heard(&mut self, now: Time, session: Session) -> bool {
+    /// Records that a line has arrived. Returns whether it came so late that packets are being lost
+    /// on the way: after at least half of the silence that ends the connection.
+    pub fn received(&mut self, now: Time, session: Session) -> bool {
         let suspended = now.since(self.checked).saturating_sub(SUSPENDED);
         let Some(link) = self.links.get_mut(&session) else { return false };
-        let gap = now.since(link.heard).saturating_sub(suspended);
-        link.heard = now;
+        let gap = now.since(link.last_received).saturating_sub(suspended);
+        link.last_received = now;
         link.introduced && gap >= link.silence / 2
     }
 
     /// Returns how long a connection has been silent.
     #[must_use]
     pub fn silence(&self, now: Time, session: Session) -> Option<Duration> {
-        self.links.get(&session).map(|link| now.since(link.heard))
+        self.links.get(&session).map(|link| now.since(link.last_received))
     }
 
     /// Returns what to do now. A connection to close is forgotten.
@@ -112,8 +112,8 @@ impl KeepAlive {
         self.checked = now;
         let mut due = Vec::new();
         self.links.retain(|session, link| {
-            link.heard = link.heard.after(suspended).min(now);
-            let silent = now.since(link.heard) > link.silence;
+            link.last_received = link.last_received.after(suspended).min(now);
+            let silent = now.since(link.last_received) > link.silence;
             if silent {
                 due.push(Due::Close(*session));
             } else if now.since(link.pinged) >= link.ping {
@@ -147,7 +147,7 @@ mod tests {
         alive.opened(Time(0), A);
         alive.opened(Time(0), B);
         assert!(run(&mut alive, 25, 1500).is_empty());
-        assert!(!alive.heard(Time(1500), A), "an agent that is not introduced is not late");
+        assert!(!alive.received(Time(1500), A), "an agent that is not introduced is not late");
         assert_eq!(run(&mut alive, 1500, 3400), [B]);
         assert_eq!(run(&mut alive, 3400, 6000), [A]);
     }
@@ -170,9 +170,9 @@ mod tests {
         alive.opened(Time(0), A);
         alive.introduced(A, Duration::from_secs(2), Duration::from_millis(250));
         assert!(run(&mut alive, 25, 1200).is_empty());
-        assert!(alive.heard(Time(1200), A));
+        assert!(alive.received(Time(1200), A));
         assert!(run(&mut alive, 1200, 1300).is_empty());
-        assert!(!alive.heard(Time(13_000), A), "nothing was checked for 11.7 s");
+        assert!(!alive.received(Time(13_000), A), "nothing was checked for 11.7 s");
         assert!(alive.check(Time(13_001)).iter().all(|d| matches!(d, Due::Ping(_))));
     }
 
@@ -185,8 +185,8 @@ mod tests {
     }
 
     proptest! {
-        /// An agent that is heard often enough while the coordinator runs is never closed, however
-        /// often and long the coordinator is suspended.
+        /// A connection that receives often enough while the coordinator runs is never closed,
+        /// however often and long the coordinator is suspended.
         #[test]
         fn a_suspended_coordinator_closes_nobody(pauses in prop::collection::vec((1u64..40, 0u64..60_000), 1..40)) {
             let mut alive = KeepAlive::new(Time(0));
@@ -197,7 +197,7 @@ mod tests {
                     now += 25;
                     prop_assert!(!alive.check(Time(now)).contains(&Due::Close(A)));
                 }
-                alive.heard(Time(now), A);
+                alive.received(Time(now), A);
                 now += pause;
             }
         }

@@ -13,6 +13,7 @@
 
 pub mod agent;
 pub mod coordinator;
+pub mod copy_estimate;
 pub mod digests;
 pub mod exit_code;
 pub mod failure;
@@ -20,24 +21,23 @@ pub mod frequency;
 pub mod health;
 pub mod history;
 pub mod id;
+pub mod idle_exit;
 pub mod injection;
 pub mod interleave;
 pub mod invariant;
 pub mod keep_alive;
 pub mod ledger;
-pub mod linger;
 pub mod median;
 pub mod message;
 pub mod node_check;
 pub mod notify;
-pub mod order;
-pub mod outlook;
 pub mod ownership;
 pub mod pacing;
 pub mod placement;
 #[cfg(feature = "planted")]
-pub mod planted;
+pub mod planted_bugs;
 pub mod progress;
+pub mod sample_order;
 pub mod severity;
 pub mod shard;
 pub mod slow;
@@ -52,7 +52,7 @@ pub mod world;
 #[cfg(feature = "planted")]
 macro_rules! is_planted {
     ($self:expr, $bug:ident) => {
-        $self.planted == Some($crate::planted::Bug::$bug)
+        $self.planted == Some($crate::planted_bugs::Bug::$bug)
     };
 }
 #[cfg(not(feature = "planted"))]

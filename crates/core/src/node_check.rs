@@ -208,7 +208,7 @@ impl NodeCheck {
             }
         }
         // A single failure together with a good node may have been momentary noise.
-        for (a, b) in self.doubtful(&cleared).filter(|(a, b)| !faulty.contains_key(a) && !faulty.contains_key(b)) {
+        for (a, b) in self.tried_once(&cleared).filter(|(a, b)| !faulty.contains_key(a) && !faulty.contains_key(b)) {
             if [a, b].iter().all(|n| load.get(n).is_none_or(|load| *load < AT_ONCE)) {
                 load.iter_mut().filter(|(good, _)| **good == a || **good == b).for_each(|(_, load)| *load += 1);
                 pairs.push((a, b));
@@ -224,7 +224,7 @@ impl NodeCheck {
     }
 
     /// Returns the pairs with a good node that were tried once and did not pass.
-    fn doubtful<'a>(&'a self, cleared: &'a BTreeSet<usize>) -> impl Iterator<Item = (usize, usize)> + 'a {
+    fn tried_once<'a>(&'a self, cleared: &'a BTreeSet<usize>) -> impl Iterator<Item = (usize, usize)> + 'a {
         let slow = self.slow_from();
         let once = |of: &(usize, usize)| self.tried.get(of).is_some_and(|(_, times)| *times == 1);
         let failed = self.tests.iter().filter(move |(_, outcome)| !passed(**outcome, slow)).map(|(pair, _)| *pair);
@@ -279,7 +279,7 @@ impl NodeCheck {
 
     /// Returns the nodes that are slow by their own measurements.
     fn slow(&self) -> BTreeMap<usize, String> {
-        let of = |speed: &Speed| [("matrix multiplication", speed.compute), ("memory", speed.memory)];
+        let of = |speed: &Speed| [("matrix multiplication", speed.compute), ("copying memory", speed.memory)];
         let median = |what: usize| usual(self.speeds.values().map(|s| of(s)[what].1)).filter(|m| *m > 0);
         let medians = [median(0), median(1)];
         let mut found = BTreeMap::new();
@@ -307,7 +307,7 @@ impl NodeCheck {
         let late = |n: &usize| !self.broken.contains_key(n) && self.of(*n).all(|(_, o)| o != Outcome::Failed);
         for node in faulty.keys().copied().filter(late).collect::<Vec<_>>() {
             faulty.remove(&node);
-            slow.entry(node).or_insert_with(|| "collectives with two good nodes take long".into());
+            slow.entry(node).or_insert_with(|| "collectives with two good nodes are slow".into());
         }
         slow.retain(|n, _| !faulty.contains_key(n));
         let bad = |n: &usize| faulty.contains_key(n) || (slow.contains_key(n) && !cleared.contains(n));

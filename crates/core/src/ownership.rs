@@ -120,16 +120,17 @@ impl Watch {
     }
 }
 
-/// The time in which one job owns one directory.
+/// The time in which one job owns one directory. It lasts until a later job takes the directory
+/// over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tenure {
+pub struct Lease {
     /// Identity of the directory.
     pub run: RunId,
     /// Number of the owner.
     pub epoch: u64,
 }
 
-impl Tenure {
+impl Lease {
     /// Returns whether the owner may still publish: the directory has not been replaced by one of
     /// another `run` (`None`: it has none), and no later owner has taken it over, by the `newest`
     /// epoch on record.
@@ -190,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_tenure_ends_with_a_later_owner_or_with_the_directory() {
-        let own = Tenure { run: RunId(1), epoch: 4 };
+        let own = Lease { run: RunId(1), epoch: 4 };
         assert!(own.lasts(Some(RunId(1)), Some(4)) && own.lasts(None, None), "its files may be gone");
         assert!(!own.lasts(Some(RunId(1)), Some(5)));
         assert!(!own.lasts(Some(RunId(2)), Some(4)) && !own.lasts(Some(RunId(2)), None), "made anew by another job");
@@ -276,12 +277,12 @@ mod tests {
                         renewed.insert(epoch, now);
                     },
                     Act::Check(i) => if let Some(epoch) = jobs[i].epoch {
-                        jobs[i].checked = Tenure { run: RunId(1), epoch }.lasts(Some(RunId(1)), records.last_key_value().map(|(e, _)| *e));
+                        jobs[i].checked = Lease { run: RunId(1), epoch }.lasts(Some(RunId(1)), records.last_key_value().map(|(e, _)| *e));
                     },
                     Act::Publish(i) => if let Some(epoch) = jobs[i].epoch.filter(|_| jobs[i].checked) {
                         // A publication becomes visible, the record is read once more, and the
                         // publication is withdrawn if another job owns the directory by now.
-                        let stays = Tenure { run: RunId(1), epoch }.lasts(Some(RunId(1)), records.last_key_value().map(|(e, _)| *e));
+                        let stays = Lease { run: RunId(1), epoch }.lasts(Some(RunId(1)), records.last_key_value().map(|(e, _)| *e));
                         if stays {
                             prop_assert!(epoch >= newest_published);
                             newest_published = epoch;

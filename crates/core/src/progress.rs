@@ -40,7 +40,7 @@ pub struct RankProgress {
     pub warm: bool,
     /// Newest step sealed in memory.
     pub sealed: Option<u64>,
-    /// Current activity: `starting`, `step`, `section NAME`, `waits for data`, or `stopped`.
+    /// Current activity: `starting`, `step`, `section NAME`, `waiting for data`, or `stopped`.
     pub doing: String,
 }
 

@@ -2,7 +2,7 @@
 //! slowest rank's own work, and the others wait. So ranks are compared by the part of a step that
 //! they do not spend waiting.
 //!
-//! A rank is in one of three states: well; sub-healthy, from 1.1 times the others' time on, which
+//! A rank is in one of three states: well; slightly slow, from 1.1 times the others' time on, which
 //! only a long window separates from noise and which is shown but not announced; or slow, which is
 //! announced.
 //!
@@ -29,8 +29,8 @@ const WELL_PERCENT: u64 = 125;
 /// In at least this percentage of all pairs of a slow rank's steps with the others' steps, the slow
 /// rank's is the longer one.
 const APART_PERCENT: usize = 88;
-/// A rank is sub-healthy from this percentage on (1.1, as in Unicron).
-const SUB_HEALTHY_PERCENT: u64 = 110;
+/// A rank is slightly slow from this percentage on (1.1, as in Unicron).
+const SLIGHTLY_SLOW_PERCENT: u64 = 110;
 /// Differences of fewer microseconds are noise.
 const NOISE_MICROS: u64 = 5000;
 /// After an announcement, the next rank must be slow for this long before it is announced. The time
@@ -235,7 +235,7 @@ impl SlowWatch {
     /// Returns the ranks that are always a little slower than the others, with their percentage:
     /// three of four of their steps take at least 1.1 times as long as the others' usual step.
     #[must_use]
-    pub fn sub_healthy(&self) -> BTreeMap<u32, u64> {
+    pub fn slightly_slow(&self) -> BTreeMap<u32, u64> {
         if self.ranks.len() < 2 || self.ranks.values().any(|r| r.micros.len() < LONG) {
             return BTreeMap::new();
         }
@@ -247,7 +247,7 @@ impl SlowWatch {
             let own = at(window, window.len() / 2);
             let others = median_of_others(&usual, own);
             let quick = at(window, window.len() / 4);
-            if quick * 100 >= others * SUB_HEALTHY_PERCENT && quick > others + NOISE_MICROS {
+            if quick * 100 >= others * SLIGHTLY_SLOW_PERCENT && quick > others + NOISE_MICROS {
                 found.insert(*rank, own * 100 / others.max(1));
             }
         }
@@ -386,13 +386,13 @@ mod tests {
     }
 
     #[test]
-    fn a_little_slower_all_the_time_is_sub_healthy_and_not_told() {
+    fn a_little_slower_all_the_time_is_shown_and_not_announced() {
         let (watch, changes) =
             watch(80, |rank, step| 100_000 + (step * 7919 % 5) * 1000 + if rank == 3 { 22_000 } else { 0 });
         assert!(changes.is_empty());
-        assert_eq!(watch.sub_healthy(), [(3, 121)].into());
+        assert_eq!(watch.slightly_slow(), [(3, 121)].into());
         let (jitter, _) = self::watch(200, |rank, step| 60_000 + (step * 7919 + u64::from(rank) * 104_729) % 41 * 1000);
-        assert!(jitter.sub_healthy().is_empty(), "noise of 40 % is not");
+        assert!(jitter.slightly_slow().is_empty(), "noise of 40 % is not");
     }
 
     #[test]

@@ -76,7 +76,7 @@ impl Group {
     /// Describes the group in one line: its ranks, the innermost frame, and the innermost frame in
     /// the script.
     #[must_use]
-    pub fn tell(&self) -> String {
+    pub fn describe(&self) -> String {
         let who = match self.ranks.as_slice() {
             [one] => format!("rank {one}"),
             several => format!("{} ranks ({})", several.len(), ranges(several)),
@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(stack.first().map(String::as_str), Some("/usr/lib/python3.11/re/__init__.py:166 match"));
         assert_eq!(stack.len(), 3);
         let of = Group { ranks: vec![1], stack };
-        assert_eq!(of.tell(), "rank 1 in match (re/__init__.py:166), called from job/train.py:36");
+        assert_eq!(of.describe(), "rank 1 in match (re/__init__.py:166), called from job/train.py:36");
     }
 
     #[test]
@@ -123,9 +123,9 @@ mod tests {
         let mut stacks: BTreeMap<u32, Stack> = (0..8).map(|r| (r, waits.clone())).collect();
         stacks.insert(3, main_thread(WRITTEN));
         stacks.insert(5, vec![]);
-        let told: Vec<String> = group(&stacks).iter().map(Group::tell).collect();
+        let described: Vec<String> = group(&stacks).iter().map(Group::describe).collect();
         assert_eq!(
-            told,
+            described,
             [
                 "rank 5: no answer",
                 "rank 3 in match (re/__init__.py:166), called from job/train.py:36",

@@ -80,7 +80,7 @@ fn a_machine_that_is_gone_explains_what_others_say_before_that_is_known() {
     fails(&mut scene, 0, failure(0, Outcome::Code(1), CLOSED, 40));
     scene.stopped([0, 1]);
     scene.passes(2200);
-    assert_eq!(blamed(&scene), None, "nothing but a consequence was heard: the inquiry is drawn out");
+    assert_eq!(blamed(&scene), None, "only a consequence was reported: the blame window is extended");
     scene.event(Event::Lost { session: Session(3) });
     scene.passes(2000);
     assert_eq!(blamed(&scene), Some(("2".into(), "node-lost".into(), 1)));
@@ -111,7 +111,7 @@ fn a_broken_machine_is_left_out_and_a_spare_takes_its_place() {
     scene.stopped([0, 1]);
     assert_eq!(scene.world(), ["0", "2"]);
     assert!(scene.facts.iter().any(|f| matches!(f, Fact::Excluded { node, .. } if node.0 == "1")));
-    let said = |o: &Order| matches!(o, Order::Notice { what } if what.starts_with("node 1 is left out from now on"));
+    let said = |o: &Order| matches!(o, Order::Notice { what } if what.starts_with("node 1 is excluded from now on"));
     assert!(scene.sent.iter().any(said));
     // A later life of its agent means that the machine has been repaired.
     fails(&mut scene, 0, failure(0, Outcome::Signal(9), "", 50));
@@ -164,10 +164,7 @@ fn without_others_a_broken_machine_is_tried_once_more_and_then_waited_for() {
     }
     alone.passes(601_000);
     let (code, why) = alone.over().unwrap();
-    assert!(
-        code == 75 && why.contains("not used, because of failures of the machine: node 0 (gpu-memory)"),
-        "{code} {why}"
-    );
+    assert!(code == 75 && why.contains("excluded because of machine failures: node 0 (gpu-memory)"), "{code} {why}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use everstep_core::coordinator::command::{Action, Fact};
 use everstep_core::coordinator::finding::Finding;
-use everstep_core::history::{Entry, LogLine, Outcome, incidents, tell};
+use everstep_core::history::{Entry, LogLine, Outcome, incidents, narrative};
 use everstep_core::id::{Generation, NodeId, Rank, Step};
 use everstep_core::message::{Cause, Failure, HangEvidence, Outcome as Exit, Tier};
 use everstep_core::severity::Table;
@@ -77,24 +77,25 @@ fn an_incident_lasts_until_the_job_is_where_it_had_been() {
     let log = log.steps(2, Some(1)).progress(2, 92, 110_000);
     let found = incidents(&log.0);
     assert_eq!((found[0].outcome.clone(), found[0].caught_up), (Outcome::Repeating, None));
-    assert!(tell(&found[0], "j", "now").iter().any(|l| l.contains("not yet back at step")));
+    assert!(narrative(&found[0], "j", "now").iter().any(|l| l.contains("not yet back at step")));
     let caught_up = Fact::CaughtUp { generation: Generation(2), step: Step(94), incident: 1 };
     let found = incidents(&log.at(2, caught_up).0);
     assert_eq!(found[0].lasted(), Some(5_000_000));
     assert_eq!((found[0].step_us, found[0].rank_seconds()), ((Some(100_000), Some(110_000)), Some(20.0)));
-    let told = tell(&found[0], "j", "now").join("\n");
+    let text = narrative(&found[0], "j", "now").join("\n");
     for part in [
         "RECOVERED in 5.0 s",
         "SIGKILL",
-        "(killed)",
-        "3 steps, computed again",
+        "killed (process)",
+        "generation 1 → 2",
+        "3 steps, recomputed",
         "regroup 1.0 s, start 1.0 s, load and first step 1.0 s, recompute 2.0 s",
         "local memory (3 ranks) and other nodes' memory (1 rank)",
         "110 ms (was 100 ms)",
     ] {
-        assert!(told.contains(part), "{part} is not in\n{told}");
+        assert!(text.contains(part), "{part} is not in\n{text}");
     }
-    assert!(told.lines().count() <= 12);
+    assert!(text.lines().count() <= 12);
 }
 
 #[test]
@@ -107,8 +108,8 @@ fn nothing_lost_means_the_first_step_is_the_end() {
 fn the_one_step_that_was_lost_is_the_first_one() {
     let log = Log::new().starts(1, 0).fails(1, 1, killed()).starts(2, 1).restored(2, 1).steps(2, Some(1));
     assert_eq!(incidents(&log.0)[0].lasted(), Some(3_000_000));
-    let told = tell(&incidents(&log.0)[0], "j", "now").join("\n");
-    assert!(told.contains("RECOVERED in 3.0 s") && !told.contains("not yet"), "{told}");
+    let text = narrative(&incidents(&log.0)[0], "j", "now").join("\n");
+    assert!(text.contains("RECOVERED in 3.0 s") && !text.contains("not yet"), "{text}");
 }
 
 #[test]
@@ -123,8 +124,8 @@ fn every_incident_is_over_at_some_time() {
     assert_eq!((found[0].outcome.clone(), found[0].lasted()), (Outcome::Recovered, Some(6_000_000)));
     // The next failure comes first.
     let found = incidents(&behind().fails(2, 2, killed()).starts(3, 2).restored(3, 0).steps(3, Some(2)).0);
-    assert_eq!((found[0].outcome.clone(), found[0].caught_up), (Outcome::Overtaken { by: 2 }, None));
-    assert!(tell(&found[0], "j", "now").join("\n").contains("inc-2 came before the job had caught up"));
+    assert_eq!((found[0].outcome.clone(), found[0].caught_up), (Outcome::Superseded { by: 2 }, None));
+    assert!(narrative(&found[0], "j", "now").join("\n").contains("inc-2 began before the job had caught up"));
     assert_eq!(found[1].outcome, Outcome::Recovered);
     // The job finishes first.
     let found = incidents(&behind().at(2, Fact::Ended { code: 0, why: "done".into() }).0);
@@ -151,22 +152,22 @@ fn silence_counts_and_a_lost_machine_is_one() {
     let log = log.fails(2, 2, None);
     let found = incidents(&log.0);
     assert_eq!(found[0].lasted(), Some(5_000_000));
-    let stopped = tell(&found[0], "j", "now").join("\n");
+    let stopped = narrative(&found[0], "j", "now").join("\n");
     assert!(stopped.contains("detect 2.0 s"), "{stopped}");
     // Stacks do not show who stopped a process.
     let next = stopped.lines().find(|l| l.starts_with("Next")).unwrap();
     assert!(next.contains("kill -CONT 9 on node n") && !next.contains("stacks"), "{next}");
-    let lost = tell(&found[1], "j", "now").join("\n");
-    assert!(lost.contains("node-lost") && lost.contains("OPEN") && lost.contains("formed the world anew"), "{lost}");
+    let lost = narrative(&found[1], "j", "now").join("\n");
+    assert!(lost.contains("node-lost") && lost.contains("OPEN") && lost.contains("re-formed the world"), "{lost}");
 }
 
 #[test]
-fn one_failure_may_overtake_another_and_one_may_end_the_job() {
+fn one_failure_may_supersede_another_and_one_may_end_the_job() {
     let log = Log::new().starts(1, 0).fails(1, 1, killed()).starts(2, 1).fails(2, 2, killed());
     let ended = Fact::Ended { code: 93, why: "the same again".into() };
     let log = log.at(1, ended);
     let found = incidents(&log.0);
-    assert_eq!(found[0].outcome, Outcome::Overtaken { by: 2 });
+    assert_eq!(found[0].outcome, Outcome::Superseded { by: 2 });
     assert_eq!(found[1].outcome, Outcome::Ended { code: 93, why: "the same again".into() });
     // In a new run, the incidents of an earlier one are over.
     assert_eq!(incidents(&log.starts(3, 0).0), []);
@@ -177,14 +178,14 @@ fn a_restart_that_was_ordered_but_never_happened_is_not_told() {
     let failed = || Log::new().starts(1, 0).fails(1, 1, killed());
     let ended = |code| Fact::Ended { code, why: "why".into() };
     let found = incidents(&failed().at(1, ended(1)).0);
-    let told = tell(&found[0], "j", "now").join("\n");
-    assert!(found[0].action == Action::Fail && told.contains("Done     ended the job"), "{told}");
+    let text = narrative(&found[0], "j", "now").join("\n");
+    assert!(found[0].action == Action::Fail && text.contains("Done     ended the job"), "{text}");
     // Somebody stopped the job.
-    let told = tell(&incidents(&failed().at(1, ended(143)).0)[0], "j", "now").join("\n");
-    assert!(told.contains("Done     ended the processes, which were not started again"), "{told}");
+    let text = narrative(&incidents(&failed().at(1, ended(143)).0)[0], "j", "now").join("\n");
+    assert!(text.contains("Done     stopped the processes and did not restart them"), "{text}");
     // A restart that happened is one.
-    let told = tell(&incidents(&failed().starts(2, 1).at(1, ended(1)).0)[0], "j", "now").join("\n");
-    assert!(told.contains("Done     restarted the processes, 4 ranks"), "{told}");
+    let text = narrative(&incidents(&failed().starts(2, 1).at(1, ended(1)).0)[0], "j", "now").join("\n");
+    assert!(text.contains("Done     restarted the processes, 4 ranks"), "{text}");
 }
 
 #[test]
@@ -210,16 +211,16 @@ fn a_script_that_begins_again_is_not_recovered_until_it_is_where_it_had_been() {
     let log = log.steps_from(2, Some(1), Some(0), Some(60)).progress(2, 59, 1);
     let found = incidents(&log.0);
     assert_eq!(found[0].outcome, Outcome::Repeating);
-    let told = tell(&found[0], "j", "now").join("\n");
+    let text = narrative(&found[0], "j", "now").join("\n");
     for part in
         ["REPEATING STEPS", "the script began again at step 1; 60 steps are being repeated", "not yet back at step 60"]
     {
-        assert!(told.contains(part), "{part} is not in\n{told}");
+        assert!(text.contains(part), "{part} is not in\n{text}");
     }
-    assert!(!told.contains("yes"), "{told}");
+    assert!(!text.contains("yes"), "{text}");
     let caught_up = Fact::CaughtUp { generation: Generation(2), step: Step(60), incident: 1 };
-    let told = tell(&incidents(&log.at(3, caught_up).0)[0], "j", "now").join("\n");
-    assert!(told.contains("RECOVERED in 5.0 s") && told.contains("60 steps were repeated"), "{told}");
+    let text = narrative(&incidents(&log.at(3, caught_up).0)[0], "j", "now").join("\n");
+    assert!(text.contains("RECOVERED in 5.0 s") && text.contains("60 steps were repeated"), "{text}");
 }
 
 #[test]
@@ -227,13 +228,13 @@ fn what_becomes_known_later_is_told_from_then_on() {
     let log = Log::new().starts(1, 0).fails(1, 1, killed()).starts(2, 1).steps_from(2, Some(1), None, Some(80));
     let found = incidents(&log.0);
     assert_eq!((found[0].outcome.clone(), found[0].caught_up), (Outcome::GoesOn, None));
-    let told = tell(&found[0], "j", "now").join("\n");
-    assert!(told.contains("RUNNING AGAIN") && told.contains("Lost     unknown: "), "{told}");
-    assert!(told.contains("whether it has caught up is unknown"), "{told}");
+    let text = narrative(&found[0], "j", "now").join("\n");
+    assert!(text.contains("RUNNING AGAIN") && text.contains("Lost     unknown: "), "{text}");
+    assert!(text.contains("whether it has caught up is unknown"), "{text}");
     let began = Fact::Began { generation: Generation(2), step: Step(79), from: Step(75), had: Some(Step(80)) };
     let log = log.at(1, began);
-    let told = tell(&incidents(&log.0)[0], "j", "now").join("\n");
-    assert!(told.contains("the script continued at step 76; 5 steps are being repeated"), "{told}");
+    let text = narrative(&incidents(&log.0)[0], "j", "now").join("\n");
+    assert!(text.contains("the script continued at step 76; 5 steps are being repeated"), "{text}");
     assert_eq!(incidents(&log.progress(2, 80, 1).0)[0].outcome, Outcome::Recovered);
 }
 
@@ -241,17 +242,20 @@ fn what_becomes_known_later_is_told_from_then_on() {
 fn how_far_a_job_had_been_may_not_have_been_seen() {
     let log =
         Log::new().starts(1, 0).fails(1, 1, None).starts(2, 1).restored(2, 0).steps_from(2, Some(1), Some(90), None);
-    let told = tell(&incidents(&log.0)[0], "j", "now").join("\n");
-    assert!(told.contains("unknown: how far the job had come was not seen; it continued at step 91"), "{told}");
+    let text = narrative(&incidents(&log.0)[0], "j", "now").join("\n");
+    assert!(
+        text.contains("unknown: the step that the job had reached was not recorded; it continued at step 91"),
+        "{text}"
+    );
 }
 
 #[test]
 fn steps_of_an_earlier_failure_are_not_this_ones_but_are_repeated() {
     let log = Log::new().starts(1, 0).fails(1, 1, killed()).starts(2, 1).restored(2, 10);
     let log = log.steps_from(2, Some(1), Some(90), Some(100)).fails(2, 2, killed()).starts(3, 2).restored(3, 1);
-    let told = tell(&incidents(&log.steps_from(3, Some(2), Some(90), Some(100)).0)[1], "j", "now").join("\n");
-    assert!(told.contains("1 step, computed again, and 9 of earlier failures"), "{told}");
-    assert!(told.contains("not yet back at step 100"), "{told}");
+    let text = narrative(&incidents(&log.steps_from(3, Some(2), Some(90), Some(100)).0)[1], "j", "now").join("\n");
+    assert!(text.contains("1 step, recomputed, plus 9 from earlier failures"), "{text}");
+    assert!(text.contains("not yet back at step 100"), "{text}");
 }
 
 #[test]
@@ -259,8 +263,8 @@ fn one_node_has_no_other_nodes() {
     let tiers = vec![Tier::Memory, Tier::Peer];
     let restored = Fact::Restored { generation: Generation(2), step: Some(Step(90)), tiers, steps_lost: 0, nodes: 1 };
     let log = Log::new().starts(1, 0).fails(1, 1, killed()).starts(2, 1).at(1, restored).steps(2, Some(1));
-    let told = tell(&incidents(&log.0)[0], "j", "now").join("\n");
-    assert!(told.contains("local memory (1 rank) and another rank's memory (1 rank)"), "{told}");
+    let text = narrative(&incidents(&log.0)[0], "j", "now").join("\n");
+    assert!(text.contains("local memory (1 rank) and another rank's memory (1 rank)"), "{text}");
 }
 
 #[test]
@@ -273,5 +277,5 @@ fn what_earlier_versions_wrote_down_is_read() {
     log.0.extend(old.map(|fact| Entry { at: 9_000_000, fact: serde_json::from_str(fact).unwrap() }));
     let found = incidents(&log.0);
     assert_eq!(found[0].outcome, Outcome::Repeating);
-    assert!(tell(&found[0], "j", "now").join("\n").contains("3 steps, computed again"));
+    assert!(narrative(&found[0], "j", "now").join("\n").contains("3 steps, recomputed"));
 }

@@ -159,7 +159,7 @@ fn who_holds_something_else_than_the_others_is_named_once() {
     };
     assert_eq!(named(1, &[5, 5, 5]), None);
     let said = named(2, &[6, 7, 6]).unwrap();
-    assert!(said.starts_with("rank 1 on node 0 does not hold what all other ranks hold at step 2"), "{said}");
+    assert!(said.starts_with("rank 1 on node 0 has a different state than all other ranks at step 2"), "{said}");
     // The rank still differs, but is not named again until all ranks have agreed in between.
     assert_eq!(named(3, &[8, 9, 8]), None);
     assert_eq!(named(4, &[1, 1, 1]), None);

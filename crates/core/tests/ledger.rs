@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use everstep_core::id::Generation;
-use everstep_core::ledger::{Account, Book, Category, End, Reading, Spent, Steps};
+use everstep_core::ledger::{Account, Category, End, NodeLedger, Reading, Spent, Steps};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ proptest! {
     /// and no total shrinks.
     #[test]
     fn the_parts_sum_to_the_whole(events in prop::collection::vec((event(), 0u64..300_000), 1..120)) {
-        let mut book = Book::new(3, 1_000);
+        let mut ledger = NodeLedger::new(3, 1_000);
         let (mut at, mut generation) = (1_000, 0);
         let mut readings = [Reading::default(); 3];
         let mut seen: BTreeMap<Generation, Spent> = BTreeMap::new();
@@ -47,23 +47,23 @@ proptest! {
                 Event::Start => {
                     generation += 1;
                     readings = [Reading::default(); 3];
-                    book.start(at, Generation(generation));
+                    ledger.start(at, Generation(generation));
                 }
                 Event::Look { local, steps, data, eval, stall, restore, tells } => {
                     let r = &mut readings[local as usize];
                     (r.data, r.eval, r.stall, r.restore) = (r.data + data, r.eval + eval, r.stall + stall, r.restore + restore);
                     r.step = r.step.map(|s| s + steps).or(tells.then_some(0));
-                    book.look(at, local, *r);
+                    ledger.look(at, local, *r);
                 }
                 Event::Ended { local, how } => {
-                    book.ended(at, local, [End::Well, End::Failed, End::Stopped][how as usize]);
+                    ledger.ended(at, local, [End::Well, End::Failed, End::Stopped][how as usize]);
                 }
-                Event::Fenced => book.fenced(at),
-                Event::Waits(excluded) => book.waits(at, excluded),
-                Event::Best(step) => book.best(step),
+                Event::Fenced => ledger.fenced(at),
+                Event::Waits(excluded) => ledger.waits(at, excluded),
+                Event::Best(step) => ledger.best(step),
             }
-            prop_assert!(book.is_whole(at), "{book:?}");
-            for account in book.accounts(at) {
+            prop_assert!(ledger.is_whole(at), "{ledger:?}");
+            for account in ledger.accounts(at) {
                 let before = seen.insert(account.generation, account.spent).unwrap_or_default();
                 for category in Category::ALL {
                     prop_assert!(account.spent.of(category) >= before.of(category), "{category:?} shrank");
@@ -77,16 +77,16 @@ const MS: u64 = 1000;
 
 /// A worker with a known history, sampled every 100 ms.
 struct Worker {
-    book: Book,
+    ledger: NodeLedger,
     at: u64,
     reading: Reading,
 }
 
 impl Worker {
     fn started() -> Self {
-        let mut book = Book::new(1, 0);
-        book.start(2000 * MS, Generation(1));
-        Worker { book, at: 2000 * MS, reading: Reading::default() }
+        let mut ledger = NodeLedger::new(1, 0);
+        ledger.start(2000 * MS, Generation(1));
+        Worker { ledger, at: 2000 * MS, reading: Reading::default() }
     }
 
     /// Lets time pass; `counted` selects the counter that the worker increases meanwhile.
@@ -96,7 +96,7 @@ impl Worker {
             if let Some(total) = counted(&mut self.reading) {
                 *total += 100 * MS;
             }
-            self.book.look(self.at, 0, self.reading);
+            self.ledger.look(self.at, 0, self.reading);
         }
     }
 
@@ -109,7 +109,7 @@ impl Worker {
     }
 
     fn account(&self) -> Account {
-        self.book.accounts(self.at).pop().unwrap()
+        self.ledger.accounts(self.at).pop().unwrap()
     }
 
     fn of(&self, category: Category) -> u64 {
@@ -148,17 +148,17 @@ fn a_failure_makes_of_the_last_step_a_silence_and_of_the_next_ones_a_repetition(
     w.reading.step = Some(0);
     w.steps(20, 200);
     w.passes(2500, |_| None);
-    w.book.ended(w.at, 0, End::Failed);
+    w.ledger.ended(w.at, 0, End::Failed);
     assert_eq!(w.of(Category::Detect), 2500);
     w.at += 700 * MS;
-    w.book.start(w.at, Generation(2));
+    w.ledger.start(w.at, Generation(2));
     w.reading = Reading { step: Some(15), restored: 15, numbered: true, ..Reading::default() };
     w.passes(1000, |_| None);
     w.steps(10, 200);
     // Of the time before the first step, it is only known that the worker is being restored.
     assert_eq!(w.of(Category::Init), 100);
     assert_eq!(w.of(Category::Warmup), 900);
-    let before = w.book.accounts(w.at).remove(0);
+    let before = w.ledger.accounts(w.at).remove(0);
     assert_eq!((before.generation, before.spent.of(Category::Decide)), (Generation(1), 700 * MS));
     assert!(w.of(Category::Recompute).abs_diff(5 * 200) <= 200, "{}", w.of(Category::Recompute));
     assert!(w.of(Category::Productive).abs_diff(5 * 200) <= 300, "{}", w.of(Category::Productive));
@@ -170,8 +170,8 @@ fn steps_without_a_number_may_be_new_or_the_same_again() {
     w.reading.step = Some(0);
     w.steps(20, 200);
     assert!(w.of(Category::Productive) > 0 && w.of(Category::Unknown) == 0);
-    w.book.ended(w.at, 0, End::Failed);
-    w.book.start(w.at, Generation(2));
+    w.ledger.ended(w.at, 0, End::Failed);
+    w.ledger.start(w.at, Generation(2));
     w.reading = Reading { step: Some(0), ..Reading::default() };
     w.steps(3, 200);
     assert_eq!((w.of(Category::Productive), w.of(Category::Recompute)), (0, 0));
@@ -183,7 +183,7 @@ fn steps_without_a_number_may_be_new_or_the_same_again() {
     assert_eq!(w.of(Category::Unknown), unknown);
     assert!(w.of(Category::Recompute).abs_diff(2 * 200) <= 200, "{}", w.of(Category::Recompute));
     assert!(w.of(Category::Productive).abs_diff(8 * 200) <= 300, "{}", w.of(Category::Productive));
-    let accounts = w.book.accounts(w.at);
+    let accounts = w.ledger.accounts(w.at);
     assert_eq!(accounts.last().unwrap().steps, Some(Steps { from: Some(15), done: 13 }));
     assert_eq!(accounts[accounts.len() - 2].steps, Some(Steps { from: None, done: 20 }));
 }

@@ -45,7 +45,7 @@ fn a_bad_node_takes_no_part_in_the_first_world() {
     assert_eq!(answer(&mut scene, Some(1)), 2);
     scene.passes(3000);
     assert_eq!(scene.world(), ["0", "2", "3"]);
-    assert!(scene.job().record.excluded.iter().all(|e| e.barred && e.class == "check-failed"));
+    assert!(scene.job().record.machines.excluded().iter().all(|e| e.barred && e.class == "check-failed"));
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn a_node_that_is_gone_in_the_middle_is_not_waited_for() {
     answer(&mut scene, None);
     scene.passes(3000);
     assert_eq!(scene.world(), ["0", "1", "2"]);
-    assert!(scene.job().record.excluded.is_empty());
+    assert!(scene.job().record.machines.excluded().is_empty());
 }
 
 #[test]

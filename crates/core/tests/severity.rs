@@ -6,9 +6,8 @@
 use everstep_core::severity::{Class, Scope, Severity, Table, TableError};
 use serde::Deserialize;
 
-const FIRST: &str = include_str!("errors/first.toml");
-const SECOND: &str = include_str!("errors/second.toml");
-const THIRD: &str = include_str!("errors/third.toml");
+const PYTORCH_STACK: &str = include_str!("errors/pytorch_stack.toml");
+const TRAINING_FRAMEWORKS: &str = include_str!("errors/training_frameworks.toml");
 
 #[derive(Deserialize)]
 struct Texts {
@@ -40,7 +39,7 @@ fn wrong(texts: &[Text]) -> Vec<String> {
 fn the_table_is_whole() {
     let table = Table::built_in();
     assert!(table.classes.len() > 30 && table.rules.len() > 30);
-    for text in [FIRST, SECOND, THIRD].into_iter().flat_map(read) {
+    for text in [PYTORCH_STACK, TRAINING_FRAMEWORKS].into_iter().flat_map(read) {
         assert!(!text.source.is_empty());
         for class in std::iter::once(&text.class).chain(&text.or) {
             assert!(table.class(class).is_some(), "{class}");
@@ -50,7 +49,7 @@ fn the_table_is_whole() {
 
 #[test]
 fn texts_that_the_rules_were_written_on() {
-    let texts: Vec<Text> = [FIRST, SECOND, THIRD].into_iter().flat_map(read).collect();
+    let texts: Vec<Text> = [PYTORCH_STACK, TRAINING_FRAMEWORKS].into_iter().flat_map(read).collect();
     assert!(texts.len() >= 240);
     let wrong = wrong(&texts);
     assert!(wrong.len() * 20 <= texts.len(), "{} of {} are wrong:\n{}", wrong.len(), texts.len(), wrong.join("\n"));

@@ -8,9 +8,10 @@ mod scene;
 use everstep_core::agent::Agent;
 use everstep_core::agent::command::{Command, CrewCommand};
 use everstep_core::agent::event::{CrewEvent, Event as AgentEvent};
+use everstep_core::agent::observation::Observation;
 use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::Fact;
-use everstep_core::history::{Entry, incidents, tell};
+use everstep_core::history::{Entry, incidents, narrative};
 use everstep_core::id::{Epoch, Generation, Incarnation, Rank, Step};
 use everstep_core::message::{
     CrewOrder, CrewReport, Ended, ExitReason, HowEnded, Order, Outcome, Report, Running, Start, Stop,
@@ -237,6 +238,52 @@ fn a_training_that_is_known_to_be_done_is_not_stopped_while_its_end_is_explained
     assert!(code == 0 && why.contains("counts as finished"), "{code} {why}");
 }
 
+/// Looks at a worker that stops at a step that is named, and was restored at step 60.
+fn looks(agent: &mut Agent, at: u64, step: u64) {
+    let seen = Observation { step: Some(step), restored: 60, beats: step, flags_stop: true, ..Observation::default() };
+    let sample = CrewEvent::Sample { local_rank: 0, pid: 7, seen };
+    agent.handle(Time(at), AgentEvent::Crew(Generation(1), sample));
+}
+
+/// Returns the step at which the agent asks the ranks to stop, or `None` if it has not asked.
+fn asked(agent: &mut Agent) -> Option<Option<Step>> {
+    agent::commands(agent).into_iter().find_map(|command| match command {
+        Command::Send(Report::StopRequested(stop)) => Some(stop.at),
+        _ => None,
+    })
+}
+
+#[test]
+fn right_after_a_restart_the_last_step_is_named_once_a_step_was_timed() {
+    let mut agent = agent::running_with(1);
+    looks(&mut agent, 800, 60);
+    looks(&mut agent, 900, 61);
+    agent.handle(Time(1000), AgentEvent::Signal { signal: 15 });
+    // Without a name each rank would stop at the step that it is at, which may be another one's
+    // next.
+    assert_eq!(asked(&mut agent), None);
+    assert!(agent.hello().stop.is_none());
+    looks(&mut agent, 1100, 65);
+    // 50 ms per step, so 20 within a second.
+    assert_eq!(asked(&mut agent), Some(Some(Step(65 + 2 + 20))));
+    assert_eq!(agent.hello().stop.unwrap().signal, 15);
+}
+
+#[test]
+fn the_last_step_is_named_without_that_if_a_step_takes_long() {
+    for (stepped, at) in [(1, Some(Step(63))), (0, None)] {
+        let mut agent = agent::running_with(1);
+        looks(&mut agent, 800, 60);
+        looks(&mut agent, 900, 60 + stepped);
+        agent.handle(Time(1000), AgentEvent::Signal { signal: 15 });
+        assert_eq!(asked(&mut agent), None);
+        let until = agent.deadline().unwrap();
+        assert!(until <= Time(2000), "{until:?}");
+        agent.handle(until, AgentEvent::Tick);
+        assert_eq!(asked(&mut agent), Some(at));
+    }
+}
+
 #[test]
 fn an_agent_that_was_answered_leaves_the_end_to_the_coordinator() {
     let mut agent = agent::running_with(1);
@@ -265,6 +312,6 @@ fn a_crash_that_was_held_is_told_of_although_the_job_is_stopped() {
     let beside = |f: &Fact| matches!(f, Fact::Blamed { incident: 1, others, .. } if others.values().sum::<u32>() == 1);
     assert!(scene.facts.iter().any(opened) && scene.facts.iter().any(beside), "{:?}", scene.facts);
     let entries: Vec<Entry> = scene.facts.iter().map(|fact| Entry { at: 1, fact: fact.clone() }).collect();
-    let told = tell(&incidents(&entries)[0], "j", "").join("\n");
-    assert!(told.contains("which were not started again"), "{told}");
+    let text = narrative(&incidents(&entries)[0], "j", "").join("\n");
+    assert!(text.contains("did not restart them"), "{text}");
 }

@@ -40,7 +40,7 @@ struct Catalogue {
 pub static KNOWN: LazyLock<Vec<Known>> =
     LazyLock::new(|| match toml::from_str::<Catalogue>(include_str!("catalogue.toml")) {
         Ok(read) => read.metric,
-        Err(e) => panic!("catalogue.toml is part of the program, and not as it should be: {e}"),
+        Err(e) => panic!("internal error: the built-in catalogue.toml is invalid: {e}"),
     });
 
 /// Returns the index of the metric with this name.

@@ -17,10 +17,10 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Returns the receiver's time for `said_ms`, a timestamp by the sender's clock that arrived at
-    /// `heard_ms`. It is never later than `heard_ms`.
-    pub fn place(&mut self, said_ms: u64, heard_ms: u64) -> u64 {
-        let late = (i128::from(heard_ms) - i128::from(said_ms)).clamp(i64::MIN.into(), i64::MAX.into()) as i64;
+    /// Returns the receiver's time for `sent_ms`, a timestamp by the sender's clock that arrived at
+    /// `received_ms`. It is never later than `received_ms`.
+    pub fn place(&mut self, sent_ms: u64, received_ms: u64) -> u64 {
+        let late = (i128::from(received_ms) - i128::from(sent_ms)).clamp(i64::MIN.into(), i64::MAX.into()) as i64;
         let least = self.late.iter().copied().min();
         // If the delay jumps and the next message confirms it, the sender's clock was set back. A
         // single late message is only late.
@@ -34,8 +34,8 @@ impl Clock {
             self.late.pop_front();
         }
         let least = self.late.iter().copied().min().unwrap_or(late);
-        let at = i128::from(said_ms) + i128::from(least);
-        u64::try_from(at).unwrap_or(0).min(heard_ms)
+        let at = i128::from(sent_ms) + i128::from(least);
+        u64::try_from(at).unwrap_or(0).min(received_ms)
     }
 }
 

@@ -4,28 +4,32 @@
 //! ```text
 //!  Series (metrics × seconds × machines)
 //! ```
+//!
+//! There are two detectors. [`robust`] needs no model and is the default. [`minder`], with the
+//! models of [`lstm_vae`], is the published one; settings choose it by the name `lstm-vae`
+//! (docs/adr/0018).
 #![forbid(unsafe_code)]
 
 pub mod alarms;
 pub mod calibrate;
 pub mod catalogue;
-mod center;
 pub mod clock;
 pub mod counter;
+mod grouping;
 pub mod lstm_vae;
 pub mod minder;
 pub mod models;
-mod numbered;
-pub mod origin;
+pub mod onset;
 pub mod prepare;
 pub mod priority;
+mod quantiles;
 pub mod rings;
 pub mod robust;
 mod series;
-pub mod steps;
+pub mod stragglers;
 mod verdict;
 pub mod watch;
 
-pub use numbered::numbered;
+pub use grouping::group_numbers;
 pub use series::{Family, Metric, Series, Worse};
 pub use verdict::{Detector, Verdict};

@@ -101,11 +101,11 @@ pub enum TrainError {
     Gaps,
 }
 
-/// Why a file of models cannot be used.
+/// Why a models file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelsError {
     /// It is something else.
-    #[error("this is no file of models: {0}")]
+    #[error("not a models file: {0}")]
     NoModels(serde_json::Error),
     /// It is of another format.
     #[error("this is a file of {0}, not of models")]
@@ -114,10 +114,10 @@ pub enum ModelsError {
     #[error("its version is {0}, this program reads {VERSION}: train it again (everstep detect train)")]
     Version(u32),
     /// Parts of it are missing.
-    #[error("the file of models is not whole: {0}")]
+    #[error("the models file is incomplete: {0}")]
     Partial(serde_json::Error),
     /// It is not what was written.
-    #[error("the file of models has been changed or damaged (its digest is another one): train it again")]
+    #[error("the models file was changed or damaged (its digest does not match): train it again")]
     Digest,
     /// A network does not have the shape of this version's.
     #[error("the model of {metric} has another number of parameters")]
@@ -126,7 +126,7 @@ pub enum ModelsError {
         metric: String,
     },
     /// The order names models that are not there.
-    #[error("the file of models puts metrics in order that it does not have")]
+    #[error("the models file orders metrics that it does not contain")]
     Order,
 }
 
@@ -324,7 +324,7 @@ mod tests {
                 .to_string()
                 .contains("version is 2")
         );
-        assert!(Models::read("{}").unwrap_err().to_string().contains("no file of models"));
+        assert!(Models::read("{}").unwrap_err().to_string().contains("not a models file"));
         assert!(Models::trained(&[], &how, None, "").is_err());
         assert!(models.first(&normal()).is_none());
     }

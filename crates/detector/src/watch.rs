@@ -7,7 +7,7 @@ use crate::clock::Clock;
 use crate::models::Models;
 use crate::rings::{KEPT, Rings};
 use crate::robust::{Robust, Settings};
-use crate::{Detector, Family, Metric, Series, Verdict, numbered};
+use crate::{Detector, Family, Metric, Series, Verdict, group_numbers};
 
 /// Seconds to wait for late samples.
 const LATE: u64 = 2;
@@ -35,7 +35,7 @@ pub struct Watch {
     rings: Rings,
     clocks: Vec<Clock>,
     /// Reported role of each machine; 0 until it reports one.
-    told: Vec<u32>,
+    reported_roles: Vec<u32>,
     /// The same, as small numbers.
     roles: Vec<u32>,
     domains: Vec<u32>,
@@ -50,7 +50,7 @@ pub struct Watch {
 
 impl Watch {
     /// Creates a watch for `machines` machines; `domains` is empty if their failure domains are
-    /// unknown. All machines have the same role until [`Watch::does`] is called.
+    /// unknown. All machines have the same role until [`Watch::set_role`] is called.
     #[must_use]
     pub fn new(machines: usize, domains: &[u32], which: &Which) -> Watch {
         let roles = vec![0; machines];
@@ -63,7 +63,7 @@ impl Watch {
         Watch {
             rings: Rings::new(metrics, roles.clone(), domains.to_vec()),
             clocks: vec![Clock::default(); machines],
-            told: roles.clone(),
+            reported_roles: roles.clone(),
             roles,
             domains: domains.to_vec(),
             looks,
@@ -76,12 +76,12 @@ impl Watch {
 
     /// Sets a machine's role: any number that is equal for machines that do the same; 0 is ignored.
     /// If the machines group differently than before, the baselines are learned anew.
-    pub fn does(&mut self, machine: usize, role: u32) {
-        match self.told.get_mut(machine) {
-            Some(told) if role != 0 && *told != role => *told = role,
+    pub fn set_role(&mut self, machine: usize, role: u32) {
+        match self.reported_roles.get_mut(machine) {
+            Some(reported) if role != 0 && *reported != role => *reported = role,
             _ => return,
         }
-        let roles = numbered(&self.told);
+        let roles = group_numbers(&self.reported_roles);
         if roles != self.roles {
             if let Looks::Stream(robust) = &mut self.looks {
                 **robust = robust.anew(&roles, &self.domains);
@@ -91,11 +91,11 @@ impl Watch {
         }
     }
 
-    /// Adds samples of a machine, by their index in the catalogue, with the timestamp `said_ms` by
-    /// its own clock, received at `heard_ms`.
-    pub fn put(&mut self, machine: usize, said_ms: u64, heard_ms: u64, samples: impl Iterator<Item = (usize, f32)>) {
+    /// Adds samples of a machine, by their index in the catalogue, with the timestamp `sent_ms` by
+    /// its own clock, received at `received_ms`.
+    pub fn put(&mut self, machine: usize, sent_ms: u64, received_ms: u64, samples: impl Iterator<Item = (usize, f32)>) {
         let Some(clock) = self.clocks.get_mut(machine) else { return };
-        let at = clock.place(said_ms, heard_ms) / 1000;
+        let at = clock.place(sent_ms, received_ms) / 1000;
         self.next.get_or_insert(at);
         self.rings.put(machine, at, samples);
     }
@@ -191,7 +191,7 @@ mod tests {
             for machine in 0..9 {
                 let is_last = machine >= 9 - last;
                 if told && second >= 5 {
-                    watch.does(machine, if is_last { 77 } else { 1234 });
+                    watch.set_role(machine, if is_last { 77 } else { 1234 });
                 }
                 let noise = ((second * 7919 + machine as u64 * 104_729) % 101) as f32 / 500.0;
                 let level = if is_last { 6.0 } else { 4.0 };

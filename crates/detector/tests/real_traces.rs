@@ -2,7 +2,7 @@
 //! workers differ without fault. Skipped if the traces are not available.
 #![allow(clippy::unwrap_used)]
 
-use everstep_detector::steps::Stragglers;
+use everstep_detector::stragglers::Stragglers;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::RowAccessor;
 use std::collections::{BTreeMap, BTreeSet};

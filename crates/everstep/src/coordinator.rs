@@ -7,12 +7,12 @@ mod questions;
 mod records;
 mod watcher;
 
-use crate::books::{Books, Owner};
 use crate::detect::settings::Ready;
 use crate::listening::Place;
 use crate::notify::{Desk, routes::Route};
-use crate::places;
+use crate::paths;
 use crate::store::{redb::RedbStore, writer::Writer};
+use crate::time_ledger::{Owner, TimeLedger};
 pub use endpoint::EndpointFile;
 use event_log::EventLog;
 use everstep_core::coordinator::Coordinator;
@@ -21,8 +21,8 @@ use everstep_core::coordinator::event::{Event, StoreFailure, Version};
 use everstep_core::coordinator::finding::Finding;
 use everstep_core::exit_code::ExitCode;
 use everstep_core::id::{Epoch, Generation, JobId, PersistId, Session};
+use everstep_core::idle_exit::{IdleExit, Needs};
 use everstep_core::keep_alive::{CHECK_EVERY, Due, KeepAlive, WakingClock};
-use everstep_core::linger::{Linger, Needs};
 use everstep_core::message::{ExitReason, Order};
 use everstep_core::time::Time;
 use everstep_planner::Problem;
@@ -96,9 +96,9 @@ struct Driver {
     records: PathBuf,
     provisioner: Option<PathBuf>,
     keep_alive: KeepAlive,
-    linger: Linger,
+    idle_exit: IdleExit,
     endpoint: String,
-    books: Books,
+    ledger: TimeLedger,
     desk: Desk,
     watcher: Watcher,
 }
@@ -166,7 +166,7 @@ pub async fn run(setup: Setup<'_>) -> Result<(), StartError> {
     let writer = write_in_thread(records_of, inbox.clone())
         .map_err(|e| fail(format!("cannot start a thread: {e}; raise the limit of processes (ulimit -u)")))?;
     let watcher = Watcher::start(detector, directory.join("unlike"), inbox.clone());
-    let start = (places::unix_millis(), Instant::now());
+    let start = (paths::unix_millis(), Instant::now());
     let now = Time(start.0);
     let core = Coordinator::new(epoch, records, now);
     let mut driver = Driver {
@@ -186,9 +186,9 @@ pub async fn run(setup: Setup<'_>) -> Result<(), StartError> {
         records: events_file(directory),
         provisioner,
         keep_alive: KeepAlive::new(now),
-        linger: Linger::new(now),
+        idle_exit: IdleExit::new(now),
         endpoint,
-        books: Books::default(),
+        ledger: TimeLedger::default(),
         desk: Desk::open(routes, &events_file(directory)),
         watcher,
     };
@@ -268,7 +268,7 @@ impl Driver {
             Input::Server(Inbound::Attached { orders, mut lines }) => {
                 self.sessions += 1;
                 let session = Session(self.sessions);
-                self.linger.used();
+                self.idle_exit.used();
                 self.keep_alive.opened(self.now(), session);
                 tracing::debug!(session = session.0, "an agent has connected");
                 self.peers.insert(session, Peer { orders, job: None, owner: None, role: 0 });
@@ -310,11 +310,11 @@ impl Driver {
             }
             Input::Line(session, Some(line)) => self.line(session, line),
             Input::Line(session, None) => self.close(session),
-            Input::Store(what) => self.tell(&what),
+            Input::Store(what) => self.notify_users(&what),
             Input::Persisted(id, result) => {
-                let promises = self.waiting.remove(&id).unwrap_or_default();
+                let orders = self.waiting.remove(&id).unwrap_or_default();
                 if result.is_ok() {
-                    for (session, order) in promises {
+                    for (session, order) in orders {
                         self.send(session, order);
                     }
                 }
@@ -324,7 +324,7 @@ impl Driver {
     }
 
     fn line(&mut self, session: Session, line: ToCoordinator) {
-        if self.keep_alive.heard(self.now(), session) {
+        if self.keep_alive.received(self.now(), session) {
             self.event(Event::Late { session });
         }
         let Some(peer) = self.peers.get_mut(&session) else { return };
@@ -338,7 +338,8 @@ impl Driver {
             }
             ToCoordinator::Hello { version, .. } => {
                 let why = format!(
-                    "this agent speaks version {version}, the coordinator {VERSION}; install one everstep version on all nodes"
+                    "this agent uses protocol version {version}, but the coordinator uses {VERSION}; install the same \
+                     everstep version on all nodes"
                 );
                 self.send(session, Order::Refused(ExitReason { code: ExitCode::Refused.number(), why }));
             }
@@ -349,7 +350,7 @@ impl Driver {
             }
             ToCoordinator::Spent(accounts) => {
                 if let Some(owner) = peer.owner.clone() {
-                    let lines = self.books.heard(&owner, accounts);
+                    let lines = self.ledger.update(&owner, accounts);
                     self.write_all(&owner.0, lines);
                 }
             }
@@ -373,7 +374,7 @@ impl Driver {
         if let Some(peer) = self.peers.remove(&session) {
             peer.span(session).in_scope(|| tracing::debug!("the connection is closed"));
             if let Some(owner) = peer.owner {
-                let lines = self.books.silent(&owner);
+                let lines = self.ledger.silent(&owner);
                 self.write_all(&owner.0, lines);
             }
             self.event(Event::Lost { session });
@@ -425,10 +426,10 @@ impl Driver {
             }
         }
         self.keep_events();
-        let news = self.desk.say(now.micros());
+        let news = self.desk.send_due(now.micros());
         news.facts.into_iter().for_each(|(job, fact)| self.write(&job, fact));
-        news.warnings.iter().for_each(|what| self.tell(what));
+        news.warnings.iter().for_each(|what| self.notify_users(what));
         let needs = Needs { job: !self.core.idle() || !self.peers.is_empty(), notices: self.desk.busy() };
-        self.linger.is_over(now, needs)
+        self.idle_exit.is_over(now, needs)
     }
 }

@@ -7,5 +7,5 @@ pub mod detect;
 pub mod pgstore {
     pub mod client;
     pub mod keys;
-    mod room;
+    mod memory_budget;
 }

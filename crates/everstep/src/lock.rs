@@ -31,8 +31,8 @@ impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.pid, &self.name) {
             (Some(pid), Some(name)) => write!(f, "process {pid} ({name})"),
-            (Some(pid), None) => write!(f, "something that process {pid} has started"),
-            (None, _) => f.write_str("a process that cannot be seen from here"),
+            (Some(pid), None) => write!(f, "a child of process {pid}"),
+            (None, _) => f.write_str("a process in another container or on another host"),
         }
     }
 }

@@ -5,7 +5,6 @@
 mod print;
 
 mod agent;
-mod books;
 mod children;
 mod cli;
 mod coordinator;
@@ -19,13 +18,14 @@ mod lock;
 mod log;
 mod metrics;
 mod notify;
+mod paths;
 mod pgstore;
-mod places;
 mod preload;
 mod provisioner;
 mod signals;
 mod slow_storage;
 mod store;
+mod time_ledger;
 
 use everstep::detect;
 

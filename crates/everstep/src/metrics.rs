@@ -53,7 +53,7 @@ pub fn page(live: &[Live], records: &str, now: u64) -> String {
     registry.register("build", "Version", prometheus_client::metrics::info::Info::new(version));
     let leader = Gauges::default();
     leader.get_or_create(&Vec::new()).set(1.0);
-    registry.register("coordinator_leader", "This coordinator decides", leader);
+    registry.register("coordinator_leader", "1 if this coordinator is the leader", leader);
     of_now(&mut registry, live);
     of_records(&mut registry, &read(records), now);
     let mut text = String::new();
@@ -102,7 +102,7 @@ fn of_now(registry: &mut Registry, live: &[Live]) {
     registry.register("checkpoint_age_steps", "Steps since the newest checkpoint", age);
     registry.register("run_restarts", "Restarts of this run", restarts);
     registry.register("node_state", "1 for the state that a node is in", node);
-    registry.register_with_unit("heartbeat_age", "Since a node was heard", Unit::Seconds, heard);
+    registry.register_with_unit("heartbeat_age", "Time since a node's last heartbeat", Unit::Seconds, heard);
 }
 
 fn of_records(registry: &mut Registry, jobs: &BTreeMap<String, Vec<Entry>>, now: u64) {
@@ -140,13 +140,13 @@ fn of_records(registry: &mut Registry, jobs: &BTreeMap<String, Vec<Entry>>, now:
             }
         }
     }
-    registry.register_with_unit("gpu", "Where the time of places for ranks went", Unit::Seconds, spent);
+    registry.register_with_unit("gpu", "Rank time, by category", Unit::Seconds, spent);
     registry.register("steps", "Steps that all ranks have completed", steps);
     registry.register("goodput_ratio", "Share of the held time that went into new steps", share);
-    registry.register("incidents", "Failures", count);
-    registry.register("incident_open", "Failures that are not over", open);
-    registry.register("lost_steps", "Steps that failures have made to be computed again", lost);
-    registry.register_with_unit("incident_stage", "Time of failures, by stage", Unit::Seconds, stage);
+    registry.register("incidents", "Incidents", count);
+    registry.register("incident_open", "Open incidents", open);
+    registry.register("lost_steps", "Steps recomputed because of failures", lost);
+    registry.register_with_unit("incident_stage", "Duration of incidents, by stage", Unit::Seconds, stage);
 }
 
 fn outcome(of: &Incident) -> &'static str {
@@ -155,7 +155,7 @@ fn outcome(of: &Incident) -> &'static str {
         Outcome::Repeating => "repeating",
         Outcome::Recovered => "recovered",
         Outcome::GoesOn => "goes_on",
-        Outcome::Overtaken { .. } => "overtaken",
+        Outcome::Superseded { .. } => "superseded",
         Outcome::Ended { .. } => "ended",
     }
 }

@@ -22,7 +22,7 @@ const SAID: usize = 300;
 /// # Errors
 /// Explains why the request was not accepted.
 pub async fn carry_out(program: Option<&Path>, job: &JobId, request: &Request) -> Result<(), String> {
-    let program = program.ok_or("no program was given that could do it (--provisioner)")?;
+    let program = program.ok_or("no provisioner is configured; give --provisioner PROGRAM")?;
     let failed = |e: std::io::Error| format!("{}: {e}", program.display());
     let mut asked = json!(request.remedy);
     asked["request"] = format!("{job}-{}", request.id).into();

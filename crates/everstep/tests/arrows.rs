@@ -51,6 +51,7 @@ fn crates_use_only_what_the_arrows_allow() {
                 "everstep-detector",
             ],
         ),
+        ("everstep-fuzz", &["everstep", "everstep-core", "everstep-wire", "everstep-checkpoint"]),
         ("everstep-python", &["everstep-core", "everstep-wire", "everstep-checkpoint"]),
     ]);
     for (name, dependencies) in dependencies() {

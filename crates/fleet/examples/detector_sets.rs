@@ -2,7 +2,7 @@
 //! 1,024; a switch of 32 of 600; and at 100 Hz, 2 to 5 of 8 to 64, and 2 of 4. Prints one JSON line
 //! each: recall and precision of the named machines, and how often they were reported as a group.
 
-use everstep_detector::origin::origin;
+use everstep_detector::onset::onset;
 use everstep_detector::{Detector, robust};
 use everstep_fleet::burst::burst;
 use everstep_fleet::{Matrix, Recipe, generate};
@@ -28,7 +28,7 @@ impl Sets {
         self.right += named.iter().filter(|m| in_time && bad.contains(m)).count();
     }
 
-    fn told(&self, what: &str) {
+    fn print(&self, what: &str) {
         let share = |of: usize| self.right as f64 / of.max(1) as f64;
         println!(
             "{}",
@@ -55,18 +55,18 @@ fn main() {
             let in_time = verdict.as_ref().is_some_and(|v| (truth.onset..=truth.end).contains(&v.at));
             all.add(named, &truth.bad, in_time);
         }
-        all.told(what);
+        all.print(what);
     }
     let mut all = Sets::default();
     for seed in 0..episodes {
         let (machines, slow) =
             if seed % 5 == 0 { (4, 2) } else { ([8, 16, 32, 64][(seed % 4) as usize], 2 + (seed / 4 % 4) as usize) };
         let (values, bad, began) = burst(machines, slow, SEALED + seed);
-        let found = origin(&values);
+        let found = onset(&values);
         let in_time = found.as_ref().is_some_and(|o| o.at + 50 >= began);
         all.add(found.as_ref().map_or(&[][..], |o| &o.machines), &bad, in_time);
     }
-    all.told("looks");
-    let quiet = (0..episodes).filter(|seed| origin(&burst(16, 0, SEALED + seed).0).is_some()).count();
+    all.print("looks");
+    let quiet = (0..episodes).filter(|seed| onset(&burst(16, 0, SEALED + seed).0).is_some()).count();
     println!("{}", json!({"of": "quiet", "cases": episodes, "named": quiet}));
 }

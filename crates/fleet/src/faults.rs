@@ -1,7 +1,7 @@
 //! The fault of an episode: its kind, which metrics show it and how, its effect on the other
 //! machines, and its end.
 
-use super::bend::{Bend, How, metrics_of, named};
+use super::deviation::{Deviation, How, metrics_of, named};
 use super::ranges::{FAULTS, Kind, Ranges};
 use super::{METRICS, Matrix, Recipe, Truth};
 use everstep_detector::Family;
@@ -51,7 +51,7 @@ fn tells(rng: &mut Rng, of_kind: &str, size: f64) -> How {
 }
 
 /// Draws a fault, and its effect on the samples.
-pub(super) fn drawn(rng: &mut Rng, recipe: &Recipe, roles: &[u32], of: &Ranges) -> (Truth, Vec<Bend>) {
+pub(super) fn drawn(rng: &mut Rng, recipe: &Recipe, roles: &[u32], of: &Ranges) -> (Truth, Vec<Deviation>) {
     let (kind, machines) = (kind(rng), roles.len());
     let onset = rng.between(of.onset_s) as usize;
     let lasts = rng.log_normal(of.fault.median_s, of.fault.spread).max(30.0) as usize;
@@ -66,7 +66,7 @@ pub(super) fn drawn(rng: &mut Rng, recipe: &Recipe, roles: &[u32], of: &Ranges) 
         }
     }
     bad.sort_unstable();
-    let (mut bends, mut visible) = (Vec::new(), false);
+    let (mut deviations, mut visible) = (Vec::new(), false);
     let told_by = shows(kind, recipe.matrix);
     // The metrics that show the fault are drawn once, its size for each machine.
     let told: Vec<&str> = told_by.iter().filter(|(_, p)| rng.chance(**p)).map(|(name, _)| name.as_str()).collect();
@@ -80,12 +80,12 @@ pub(super) fn drawn(rng: &mut Rng, recipe: &Recipe, roles: &[u32], of: &Ranges) 
         for (metric, (_, of_kind, ..)) in METRICS.iter().enumerate() {
             let span = onset..end;
             if unreachable || gone.contains(of_kind) {
-                bends.push(Bend::of(*machine, vec![metric], span.clone(), How::Gone));
+                deviations.push(Deviation::of(*machine, vec![metric], span.clone(), How::Gone));
                 visible = true;
             } else if told.contains(of_kind) {
                 let here = (size * rng.between([0.7, 1.3])).min(1.0);
                 let how = tells(rng, of_kind, here);
-                bends.push(Bend { ramp, ..Bend::of(*machine, vec![metric], span, how) });
+                deviations.push(Deviation { ramp, ..Deviation::of(*machine, vec![metric], span, how) });
                 visible = true;
             }
         }
@@ -94,13 +94,14 @@ pub(super) fn drawn(rng: &mut Rng, recipe: &Recipe, roles: &[u32], of: &Ranges) 
         let (later, much) = (rng.between(of.fault.spread_after_s) as usize, rng.between(of.fault.spread_size));
         let slowed: Vec<usize> =
             [Family::Gpu, Family::Link].into_iter().flat_map(metrics_of).chain(named(&["net"])).collect();
-        let slower = Bend::of(0, slowed, onset + later..end, How::Times(1.0 - much as f32));
-        bends.push(Bend { machine: None, but: bad.clone(), ramp: 10, ..slower });
+        let slower = Deviation::of(0, slowed, onset + later..end, How::Times(1.0 - much as f32));
+        deviations.push(Deviation { machine: None, but: bad.clone(), ramp: 10, ..slower });
     }
     if end < of.seconds && rng.chance(of.fault.halt) {
         // A collective times out, and all machines stop working.
         let busy = [Family::Gpu, Family::Link, Family::Net].into_iter().flat_map(metrics_of).chain(named(&["cpu"]));
-        bends.push(Bend { machine: None, ..Bend::of(0, busy.collect(), end..of.seconds, How::Times(0.02)) });
+        deviations
+            .push(Deviation { machine: None, ..Deviation::of(0, busy.collect(), end..of.seconds, How::Times(0.02)) });
     }
-    (Truth { bad, kind: &kind.kind, onset, end, visible }, bends)
+    (Truth { bad, kind: &kind.kind, onset, end, visible }, deviations)
 }

@@ -2,26 +2,26 @@
 //! detectors. One seed gives one episode.
 //!
 //! ```text
-//!  ranges.toml ─┐                       machines            bends
-//!  faults.toml ─┴─> course (shared) ──> (offsets, noise, ──> (jitter, harmless ──> Series, Truth
-//!                                        clocks)             changes, fault)
+//!  ranges.toml ─┐                        machines            deviations
+//!  faults.toml ─┴─> profile (shared) ──> (offsets, noise, ──> (jitter, harmless ──> Series, Truth
+//!                                         clocks)             changes, fault)
 //! ```
 //!
 //! The crate and its ranges were written before any detector was tuned. A detector gets only the
 //! [`Series`], never the [`Truth`]; its crate cannot depend on this one.
 #![forbid(unsafe_code)]
 
-mod bend;
 pub mod burst;
-mod course;
+mod deviation;
 mod faults;
+mod profile;
 pub mod ranges;
 pub mod score;
 
-use bend::Bend;
-use course::Course;
+use deviation::Deviation;
 use everstep_detector::{Family, Metric, Series, Worse};
 use everstep_rng::Rng;
+use profile::Profile;
 use ranges::{RANGES, Ranges};
 
 /// The metrics: name, kind in `faults.toml`, family, usual level (as a share of its maximum), and
@@ -112,7 +112,7 @@ impl Crew {
 }
 
 /// Returns the sum of four 16-bit numbers, a cheap approximation of a standard normal number. Rare
-/// events have their own rules (`bend.rs`).
+/// events have their own rules (`deviation.rs`).
 fn noise(rng: &mut Rng) -> f32 {
     let bits = rng.bits();
     let sum = (0..4).map(|i| (bits >> (16 * i) & 0xffff) as f32).sum::<f32>();
@@ -126,11 +126,11 @@ pub fn generate(recipe: &Recipe, seed: u64) -> Episode {
     let of = &*RANGES;
     let mut rng = Rng::new(seed.wrapping_mul(0x9e37_79b9_97f4_a7c1) ^ 0xf1ee);
     let crew = Crew::drawn(&mut rng, recipe, of);
-    let course = Course::drawn(&mut rng, &crew, of);
+    let profile = Profile::drawn(&mut rng, &crew, of);
     let fault = (recipe.bad > 0).then(|| faults::drawn(&mut rng, recipe, &crew.roles, of));
-    let mut bends = bend::usual(&mut rng, &course, crew.roles.len(), of);
+    let mut deviations = deviation::harmless(&mut rng, &profile, crew.roles.len(), of);
     let truth = fault.map(|(truth, of_fault)| {
-        bends.extend(of_fault);
+        deviations.extend(of_fault);
         truth
     });
     let worse = |name: &str, family: Family| match (name, family) {
@@ -146,8 +146,8 @@ pub fn generate(recipe: &Recipe, seed: u64) -> Episode {
     });
     let mut series = Series::new(metrics.to_vec(), crew.roles.clone(), of.seconds);
     series.domains = switches(crew.roles.len(), recipe, truth.as_ref());
-    fill(&mut series, &mut rng, &crew, &course, of);
-    bends.iter().for_each(|bend| bend.apply(&mut series, &mut rng));
+    fill(&mut series, &mut rng, &crew, &profile, of);
+    deviations.iter().for_each(|deviation| deviation.apply(&mut series, &mut rng));
     gaps(&mut series, &mut rng, of);
     Episode { series, truth }
 }
@@ -164,7 +164,7 @@ fn switches(machines: usize, recipe: &Recipe, truth: Option<&Truth>) -> Vec<u32>
     (0..machines).map(|m| ((m + before) / ports) as u32).collect()
 }
 
-fn fill(series: &mut Series, rng: &mut Rng, crew: &Crew, course: &Course, of: &Ranges) {
+fn fill(series: &mut Series, rng: &mut Rng, crew: &Crew, profile: &Profile, of: &Ranges) {
     let machines = crew.roles.len();
     let (spread, sd, memory) =
         (rng.between(of.machine.spread), rng.between(of.machine.noise) as f32, rng.between(of.machine.memory) as f32);
@@ -178,7 +178,7 @@ fn fill(series: &mut Series, rng: &mut Rng, crew: &Crew, course: &Course, of: &R
             let row = series.row_mut(metric, second);
             for (machine, value) in row.iter_mut().enumerate() {
                 state[machine] = memory * state[machine] + fresh * noise(rng);
-                let together = course.at(metric, crew.roles[machine], second + crew.skew[machine]);
+                let together = profile.at(metric, crew.roles[machine], second + crew.skew[machine]);
                 *value = (own[machine] * together * (1.0 + wild * state[machine])).clamp(0.0, 1.0);
             }
         }
@@ -194,7 +194,7 @@ fn gaps(series: &mut Series, rng: &mut Rng, of: &Ranges) {
     for _ in 0..bursts as usize {
         let machine = rng.range(0, machines as u64) as usize;
         let from = rng.range(0, seconds as u64) as usize;
-        let gap = Bend::gone(machine, from, from + rng.range(1, 11) as usize);
+        let gap = Deviation::gone(machine, from, from + rng.range(1, 11) as usize);
         gap.apply(series, rng);
     }
 }

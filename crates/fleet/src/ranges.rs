@@ -110,7 +110,7 @@ struct Faults {
 fn parsed<T: serde::de::DeserializeOwned>(name: &str, text: &str) -> T {
     match toml::from_str(text) {
         Ok(read) => read,
-        Err(e) => panic!("{name} is part of the program, and not as it should be: {e}"),
+        Err(e) => panic!("internal error: the built-in {name} is invalid: {e}"),
     }
 }
 

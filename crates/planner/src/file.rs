@@ -108,7 +108,7 @@ pub fn time(what: &str, text: &str) -> Result<Duration, String> {
 
 /// Parses a speed such as `312 TFLOP/s`, and returns it in FLOP/s.
 fn speed(what: &str, text: &str) -> Result<f64, String> {
-    let wrong = || format!("{what} = \"{text}\" is no speed: write, for example, 312 TFLOP/s");
+    let wrong = || format!("{what} = \"{text}\" is not a speed: write, for example, 312 TFLOP/s");
     let (number, unit) = split(text).ok_or_else(wrong)?;
     let scale = match unit.strip_suffix("FLOP/s").or_else(|| unit.strip_suffix("FLOPS")) {
         Some("M") => 1e6,
@@ -124,7 +124,7 @@ fn speed(what: &str, text: &str) -> Result<f64, String> {
     if number * scale > 0.0 {
         Ok(number * scale)
     } else {
-        Err(format!("{what} = \"{text}\" must be more than nothing"))
+        Err(format!("{what} = \"{text}\" must be greater than zero"))
     }
 }
 
@@ -182,18 +182,18 @@ pub struct Situation {
 /// # Errors
 /// Returns a sentence that says what is wrong and what to write instead.
 pub fn read(cluster: &str, jobs: &str, mode: Mode) -> Result<Situation, String> {
-    let mut of: Cluster = toml::from_str(cluster).map_err(|e| format!("the cluster's file: {}", e.message()))?;
+    let mut of: Cluster = toml::from_str(cluster).map_err(|e| format!("the cluster file: {}", e.message()))?;
     let all = written(jobs)?;
     let listed = u32::try_from(of.node.len()).unwrap_or(u32::MAX);
     let units = match of.nodes {
         Some(nodes) if listed == 0 || nodes == listed => nodes,
-        Some(nodes) => return Err(format!("the cluster's file: nodes = {nodes}, but {listed} are listed")),
+        Some(nodes) => return Err(format!("the cluster file: nodes = {nodes}, but {listed} are listed")),
         None if listed > 0 => listed,
-        None => return Err("the cluster's file: give nodes = N, or list them as [[node]]".into()),
+        None => return Err("the cluster file: give nodes = N, or list them as [[node]]".into()),
     };
     let hardware = of.hardware.as_deref().map(Hardware::named).transpose()?;
     let gpus = of.gpus_per_node.map(u64::from).or(hardware.as_ref().map(|h| h.gpus_per_node));
-    let gpus = gpus.ok_or("the cluster's file: give gpus_per_node = N, or hardware = \"a800\"")?;
+    let gpus = gpus.ok_or("the cluster file: give gpus_per_node = N, or hardware = \"a800\"")?;
     if units > MOST.0 || gpus == 0 || all.len() > MOST.1 {
         return Err(format!("at most {} nodes of at least one GPU and {} jobs are planned", MOST.0, MOST.1));
     }
@@ -202,8 +202,8 @@ pub fn read(cluster: &str, jobs: &str, mode: Mode) -> Result<Situation, String> 
         homes.get(job.as_str()).inspect(|home| job.clone_from(home));
     }
     let peak = of.peak.as_deref().map(|p| speed("peak", p)).transpose()?.or(hardware.as_ref().map(Hardware::peak));
-    let peak = peak.ok_or("the cluster's file: give peak = \"312 TFLOP/s\" (of one GPU), or hardware = \"a800\"")?
-        * gpus as f64;
+    let peak =
+        peak.ok_or("the cluster file: give peak = \"312 TFLOP/s\" (of one GPU), or hardware = \"a800\"")? * gpus as f64;
     let rates = Rates {
         unit_mtbf: of.node_mtbf.as_deref().map(|t| time("node_mtbf", t)).transpose()?,
         repairs: of.back_in.iter().map(|t| time("back_in", t)).collect::<Result<_, _>>()?,
@@ -225,7 +225,7 @@ pub fn read(cluster: &str, jobs: &str, mode: Mode) -> Result<Situation, String> 
 }
 
 fn written(jobs: &str) -> Result<Vec<Written>, String> {
-    let all: Jobs = toml::from_str(jobs).map_err(|e| format!("the jobs' file: {}", e.message()))?;
+    let all: Jobs = toml::from_str(jobs).map_err(|e| format!("the jobs file: {}", e.message()))?;
     Ok(all.job)
 }
 
@@ -238,7 +238,7 @@ fn nodes(of: &Cluster, jobs: &[Written], units: u32) -> Result<Vec<Unit>, String
             return Err(format!("there are two nodes {}: give each an id of its own", node.id));
         }
         if let Some(job) = node.job.as_ref().filter(|job| jobs.iter().all(|j| j.id != **job)) {
-            return Err(format!("node {} is of job {job}, which the jobs' file does not have", node.id));
+            return Err(format!("node {} belongs to job {job}, which is not in the jobs file", node.id));
         }
     }
     let of_job = |job: &Written| of.node.iter().filter(|n| n.job.as_ref() == Some(&job.id)).count();
@@ -372,7 +372,11 @@ impl Situation {
                     return Err(format!("there is no job {id}"));
                 }
             }
-            _ => return Err(format!("--event {event} is none of lose:NODE, join:COUNT, finish:JOB")),
+            _ => {
+                return Err(format!(
+                    "--event {event} is not an event; give lose:NODE, join:COUNT, finish:JOB or launch:FILE"
+                ));
+            }
         }
         Ok(next)
     }
@@ -385,7 +389,7 @@ fn parameters(job: &str, text: &str) -> Result<u64, String> {
         "M" => 1e6,
         "B" => 1e9,
         "T" => 1e12,
-        _ => return Err(format!("job {job}: parameters = \"{text}\" is no size of a model: write, for example, 7B")),
+        _ => return Err(format!("job {job}: parameters = \"{text}\" is not a model size: write, for example, 7B")),
     };
     Ok((number * scale) as u64)
 }
@@ -418,9 +422,12 @@ mod tests {
         assert!(!now.after("lose:node5").unwrap().problem.jobs[0].hit, "an idle one");
         assert_eq!(now.after("join:2").unwrap().nodes.len(), 10);
         assert!(now.after("finish:a").unwrap().problem.jobs.is_empty());
-        for (event, words) in
-            [("lose:node9", "no node node9"), ("join:x", "as in join:2"), ("finish:b", "no job b"), ("rain", "none of")]
-        {
+        for (event, words) in [
+            ("lose:node9", "no node node9"),
+            ("join:x", "as in join:2"),
+            ("finish:b", "no job b"),
+            ("rain", "launch:FILE"),
+        ] {
             assert!(now.after(event).unwrap_err().contains(words));
         }
     }
@@ -444,7 +451,7 @@ mod tests {
                     Mode::Floor,
                 )
                 .unwrap_err(),
-                "which the jobs' file does not have",
+                "which is not in the jobs file",
             ),
             (job("20s", "20 fortnights"), "there is no unit fortnights"),
             (job("min = 1", "min = 5"), "given for 4 at most"),

@@ -90,9 +90,9 @@ fn wrong_tables_are_refused_with_their_line() {
     assert_eq!(Point::read(&format!("{first}\n{good}\n")).unwrap().len(), 1);
     for (from, to, words) in [
         ("64,8,1", "63,8,1", "does not divide"),
-        ("full", "most", "none of none, selective, full"),
-        ("140", "-3", "more than nothing"),
-        (",fit", ",train", "none of fit"),
+        ("full", "most", "is invalid; give none, selective or full"),
+        ("140", "-3", "greater than zero"),
+        (",fit", ",train", "give fit"),
         ("4096", "many", "many is not a number"),
         ("4096", "4097", "do not divide hidden"),
         (",no,no,", ",no,perhaps,", "neither yes nor no"),

@@ -3,10 +3,10 @@
 //!
 //! ```text
 //!  generate | read ──> Failures ──┐
-//!  Workload (jobs, nodes) ────────┼──> run() ──> Outcome (Books) ──> compare()
+//!  Workload (jobs, nodes) ────────┼──> run() ──> Outcome (TimeLedger) ──> compare()
 //!  Policy (a small file) ─────────┘
 //!
-//!  Books: productive + blocked + discarded + unavailable = nodes · length
+//!  TimeLedger: productive + blocked + discarded + unavailable = nodes · length
 //! ```
 //!
 //! Time is in whole microseconds and accounts are whole numbers, so a seed gives the same bytes on
@@ -16,12 +16,10 @@
 //! (`live`).
 #![forbid(unsafe_code)]
 
-mod books;
 mod compare;
 mod failures;
 mod fit;
 mod generate;
-mod held;
 mod live;
 pub mod papers;
 mod policy;
@@ -31,9 +29,10 @@ mod record;
 mod run;
 mod sizing;
 mod state;
+mod time_ledger;
+mod unsaved_work;
 mod work;
 
-pub use books::{Books, Cause};
 pub use compare::{Compared, Interval, compare};
 pub use failures::{DAY, Failure, Failures, HOUR, Kind, SECOND};
 pub use fit::{Fit, fit, poisson, quantile};
@@ -43,4 +42,5 @@ pub use read::{from_faults, from_lines, to_lines};
 pub use record::recorded;
 pub use run::{Outcome, history, run};
 pub use sizing::{Knobs, Range, Sized, Tried, size, spares, spoken};
+pub use time_ledger::{Cause, TimeLedger};
 pub use work::{Job, Workload};

@@ -74,7 +74,7 @@ struct Live {
     now: u64,
     version: u64,
     /// Events that agents and the store have sent and the coordinator has not handled.
-    heard: VecDeque<Event>,
+    events: VecDeque<Event>,
     generation: Generation,
     step: Step,
 }
@@ -112,12 +112,12 @@ impl Live {
             stop: None,
             shutdown_grace_ms: 0,
         };
-        self.heard.push_back(Event::Joined { session: Session(u64::from(node)), hello: Box::new(hello) });
+        self.events.push_back(Event::Joined { session: Session(u64::from(node)), hello: Box::new(hello) });
     }
 
     /// Handles all events that follow at once.
     fn follow(&mut self) {
-        while let Some(event) = self.heard.pop_front() {
+        while let Some(event) = self.events.pop_front() {
             self.core.handle(Time(self.now), event);
             self.obey();
         }
@@ -128,7 +128,7 @@ impl Live {
             match command {
                 Command::Persist { id, .. } => {
                     self.version += 1;
-                    self.heard.push_back(Event::Persisted { id, result: Ok(self.version) });
+                    self.events.push_back(Event::Persisted { id, result: Ok(self.version) });
                 }
                 // The write that it depends on always succeeds.
                 Command::Send { session, order, .. } => self.answer(session, order),
@@ -140,7 +140,7 @@ impl Live {
     fn answer(&mut self, session: Session, order: Order) {
         let Order::Crew(generation, order) = order else { return };
         let mut say =
-            |report| self.heard.push_back(Event::Report { session, report: Report::Crew(generation, report) });
+            |report| self.events.push_back(Event::Report { session, report: Report::Crew(generation, report) });
         match order {
             CrewOrder::Start(Start { place, .. }) => {
                 self.generation = generation;
@@ -179,7 +179,7 @@ impl Live {
                 return false;
             }
             self.now = next;
-            self.heard.push_back(Event::Tick);
+            self.events.push_back(Event::Tick);
             self.follow();
         }
         true
@@ -198,7 +198,7 @@ impl Live {
 fn decide(of: Situation) -> Option<u64> {
     let core = Coordinator::new(Epoch(1), vec![], Time(0));
     let mut live =
-        Live { core, now: 1000, version: 0, heard: VecDeque::new(), generation: Generation(0), step: Step(0) };
+        Live { core, now: 1000, version: 0, events: VecDeque::new(), generation: Generation(0), step: Step(0) };
     let before = match of.happens {
         Happens::Fails(Kind::Node) => of.has + 1,
         Happens::Fails(_) => of.has,
@@ -218,11 +218,11 @@ fn decide(of: Situation) -> Option<u64> {
         live.step = Step(1000);
         live.now += SETTLED;
     }
-    live.heard.push_back(Event::Tick);
+    live.events.push_back(Event::Tick);
     live.follow();
     let began = live.now;
     match of.happens {
-        Happens::Fails(Kind::Node) => live.heard.push_back(Event::Lost { session: Session(u64::from(before)) }),
+        Happens::Fails(Kind::Node) => live.events.push_back(Event::Lost { session: Session(u64::from(before)) }),
         Happens::Joins => live.join(of.has, of_job),
         Happens::Fails(_) => {
             let cause = Cause::Exited(Outcome::Signal(9));
@@ -240,7 +240,7 @@ fn decide(of: Situation) -> Option<u64> {
                 verdict,
             };
             let report = Report::Crew(live.generation, CrewReport::WorkerFailed(failure));
-            live.heard.push_back(Event::Report { session: Session(1), report });
+            live.events.push_back(Event::Report { session: Session(1), report });
         }
     }
     // Only a generation that starts after the event counts.

@@ -145,19 +145,19 @@ impl Policy {
     /// # Errors
     /// If the text is not a valid policy.
     pub fn read(text: &str) -> Result<Policy, String> {
-        let of: Written = toml::from_str(text).map_err(|e| format!("the policy's file: {}", e.message()))?;
+        let of: Written = toml::from_str(text).map_err(|e| format!("the policy file: {}", e.message()))?;
         let within = |e: String| format!("policy {}: {e}", of.name);
         let mode = match of.mode.as_deref() {
             None | Some("floor") => Mode::Floor,
             Some("paper") => Mode::Paper,
             Some("fair") => Mode::Fair,
-            Some(other) => return Err(within(format!("mode = {other} is none of floor, paper, fair"))),
+            Some(other) => return Err(within(format!("mode = {other} is invalid; give floor, paper or fair"))),
         };
         let on_loss = match of.on_loss.as_str() {
             "wait" => OnLoss::Wait,
             "shrink" => OnLoss::Shrink,
             "plan" => OnLoss::Plan(mode),
-            other => return Err(within(format!("on_loss = {other} is none of wait, shrink, plan"))),
+            other => return Err(within(format!("on_loss = {other} is invalid; give wait, shrink or plan"))),
         };
         if !(of.efficiency > 0.0 && of.efficiency <= 1.0) {
             return Err(within(format!("efficiency = {} is not between 0 and 1", of.efficiency)));

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// [`Failures::checked`].
 pub fn from_faults(text: &str, nodes: Option<u32>) -> Result<Failures, String> {
     let all: Vec<Value> =
-        serde_json::from_str(text).map_err(|e| format!("the trace is no list of faults (JSON): {e}"))?;
+        serde_json::from_str(text).map_err(|e| format!("the trace is not a JSON list of faults: {e}"))?;
     let mut numbers: BTreeMap<&str, u32> = BTreeMap::new();
     let mut open: BTreeMap<u32, (u32, u64)> = BTreeMap::new();
     let mut events = Vec::new();
@@ -72,7 +72,7 @@ pub fn from_lines(text: &str) -> Result<Failures, String> {
     let mut read = Vec::new();
     for (at, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
         let wrong = |what: &str| format!("line {} of the trace: {what}", at + 1);
-        let of: Value = serde_json::from_str(line).map_err(|e| wrong(&format!("no JSON object: {e}")))?;
+        let of: Value = serde_json::from_str(line).map_err(|e| wrong(&format!("not a JSON object: {e}")))?;
         let kind = of["kind"].as_str().ok_or_else(|| wrong("no kind: one of sev1, sev2, sev3, repair, cluster"))?;
         if kind == "cluster" {
             cluster = (of["nodes"].as_u64(), of["length_s"].as_f64());
@@ -101,7 +101,9 @@ pub fn from_lines(text: &str) -> Result<Failures, String> {
             "sev2" => Some(Kind::Process),
             "sev3" => Some(Kind::Transient),
             "repair" => None,
-            other => return Err(wrong(&format!("kind = {other} is none of sev1, sev2, sev3, repair, cluster"))),
+            other => {
+                return Err(wrong(&format!("kind = {other} is invalid; give sev1, sev2, sev3, repair or cluster")));
+            }
         };
         let repair = if of["repair_s"].is_null() { None } else { Some(time("repair_s", &of["repair_s"])?) };
         read.push((t, node, kind, repair));

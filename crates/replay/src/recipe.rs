@@ -11,7 +11,7 @@ fn micros(what: &str, text: &str) -> Result<u64, String> {
     if found > 0 && found < 100_000 * DAY {
         Ok(found)
     } else {
-        Err(format!("{what} = {text} is not a time of more than nothing"))
+        Err(format!("{what} = {text} must be greater than zero and less than 100,000 days"))
     }
 }
 
@@ -30,7 +30,9 @@ fn repair(text: &str) -> Result<Repair, String> {
     }
     match text.split_once("..") {
         Some((least, most)) if time(least)? <= time(most)? => Ok(Repair::Between(time(least)?, time(most)?)),
-        _ => Err(format!("repair = {text} is none of 4h..20h, exp:1d, lognormal:0.85d:5.5d (median and mean)")),
+        _ => Err(format!(
+            "repair = {text} is invalid; give, for example, 4h..20h, exp:1d or lognormal:0.85d:5.5d (median and mean)"
+        )),
     }
 }
 
@@ -40,7 +42,7 @@ impl<'t> Keys<'t> {
     fn of(spec: &'t str, text: &'t str, known: &[&str]) -> Result<Self, String> {
         let mut found = BTreeMap::new();
         for part in text.split(',').filter(|p| !p.is_empty()) {
-            let (key, value) = part.split_once('=').ok_or_else(|| format!("gen:{spec}: {part} is no KEY=VALUE"))?;
+            let (key, value) = part.split_once('=').ok_or_else(|| format!("gen:{spec}: {part} is not KEY=VALUE"))?;
             if !known.contains(&key) {
                 return Err(format!("gen:{spec}: there is no {key}; there are {}", known.join(", ")));
             }
@@ -57,7 +59,7 @@ impl<'t> Keys<'t> {
     ) -> Result<T, String> {
         let Some(text) = self.0.get(key) else { return Ok(usual) };
         let found = text.parse().ok().filter(|n| within.contains(n));
-        found.ok_or_else(|| format!("{key} = {text} is no such number"))
+        found.ok_or_else(|| format!("{key} = {text} is not a valid number"))
     }
 
     fn time(&self, key: &str, usual: u64) -> Result<u64, String> {

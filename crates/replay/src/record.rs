@@ -1,9 +1,9 @@
 //! Writes a simulated history as records of incidents, and derives a policy from such records.
 
-use super::books::{Books, Cause};
 use super::failures::{Failure, Failures, Kind, SECOND, micros, seconds};
 use super::policy::{OnLoss, Policy};
 use super::read::from_lines;
+use super::time_ledger::{Cause, TimeLedger};
 use everstep_core::history::{self, Record, Span};
 
 /// Collects records during a simulation.
@@ -40,9 +40,9 @@ impl Recorder {
         }
     }
 
-    pub(super) fn lines(&self, of: &Failures, policy: &Policy, books: &Books) -> String {
-        let stalled = books.blocked[Cause::Checkpoint as usize];
-        let share = stalled as f64 / (stalled + books.productive + books.discarded).max(1) as f64;
+    pub(super) fn lines(&self, of: &Failures, policy: &Policy, ledger: &TimeLedger) -> String {
+        let stalled = ledger.blocked[Cause::Checkpoint as usize];
+        let share = stalled as f64 / (stalled + ledger.productive + ledger.discarded).max(1) as f64;
         let span = Span {
             checkpoint_share: share,
             spares: Some(policy.spares.min(of.nodes)),

@@ -1,12 +1,12 @@
 //! Replays one list of failures on one cluster under one policy.
 
-use super::books::{Books, Cause};
 use super::failures::{Failures, Kind};
-use super::held::Work;
 use super::live::{self, Happens, Situation};
 use super::policy::{OnLoss, Policy};
 use super::record::Recorder;
 use super::state::{Phase, State};
+use super::time_ledger::{Cause, TimeLedger};
+use super::unsaved_work::Work;
 use super::work::Workload;
 use everstep_planner::{self as planner, Problem, Rates, solve};
 use std::cmp::Reverse;
@@ -17,7 +17,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Where the nodes' time went.
-    pub books: Books,
+    pub ledger: TimeLedger,
     /// What all jobs achieved and kept, in millionths of a node's peak during a microsecond, times
     /// the weight (Unicron's accumulated WAF).
     pub value: i128,
@@ -37,7 +37,7 @@ impl Outcome {
     /// Returns the productive share of all nodes' time.
     #[must_use]
     pub fn goodput(&self) -> f64 {
-        self.books.productive as f64 / self.books.sum().max(1) as f64
+        self.ledger.productive as f64 / self.ledger.sum().max(1) as f64
     }
 
     /// Returns the achieved share of the ideal.
@@ -99,7 +99,7 @@ pub fn run(of: &Failures, work: &Workload, policy: &Policy) -> Result<Outcome, S
 /// Those of [`run`].
 pub fn history(of: &Failures, work: &Workload, policy: &Policy) -> Result<(Outcome, String), String> {
     let (outcome, recorder) = replay(of, work, policy, Some(Recorder::default()))?;
-    let lines = recorder.unwrap_or_default().lines(of, policy, &outcome.books);
+    let lines = recorder.unwrap_or_default().lines(of, policy, &outcome.ledger);
     Ok((outcome, lines))
 }
 
@@ -216,26 +216,26 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Books the job's time until now.
+    /// Enters the job's time until now.
     fn settle(&mut self, job: usize) {
         let rate = self.rate(job);
         let (policy, state) = (self.policy, &mut self.jobs[job]);
         let (micros, nodes) = (self.now - state.since, state.nodes.len() as u64);
         state.since = self.now;
         match state.phase {
-            Phase::Blocked(cause) => self.out.books.block(cause, micros * nodes),
+            Phase::Blocked(cause) => self.out.ledger.block(cause, micros * nodes),
             Phase::Runs => {
-                let (worked, stopped) = state.held.run(policy, micros, nodes, rate);
+                let (worked, stopped) = state.unsaved.run(policy, micros, nodes, rate);
                 state.kept += worked.value;
-                self.out.books.productive += worked.nodes;
-                self.out.books.block(Cause::Checkpoint, stopped * nodes);
+                self.out.ledger.productive += worked.nodes;
+                self.out.ledger.block(Cause::Checkpoint, stopped * nodes);
             }
         }
     }
 
     fn settle_idle(&mut self) {
         let micros = self.now - self.idle_since;
-        self.out.books.block(Cause::Idle, micros * self.idle.len() as u64);
+        self.out.ledger.block(Cause::Idle, micros * self.idle.len() as u64);
         self.idle_since = self.now;
     }
 
@@ -255,7 +255,7 @@ impl<'a> Run<'a> {
         if kind == Kind::Node {
             let until = failure.at + failure.repair.max(1);
             self.queue.push(Reverse((until, Next::Back(node))));
-            self.out.books.unavailable += until.min(self.of.length) - failure.at;
+            self.out.ledger.unavailable += until.min(self.of.length) - failure.at;
             self.up -= 1;
         }
         let Some(job) = owner else {
@@ -277,7 +277,7 @@ impl<'a> Run<'a> {
         }
         self.out.copies_lost += u32::from(!memory);
         self.out.stopped += 1;
-        let lost = self.jobs[job].held.fail(self.policy, memory);
+        let lost = self.jobs[job].unsaved.fail(self.policy, memory);
         self.discard(job, lost);
         self.record(Some(job), number, had, lost.micros);
         let known = self.now + self.policy.detects(kind);
@@ -292,8 +292,8 @@ impl<'a> Run<'a> {
 
     fn discard(&mut self, job: usize, lost: Work) {
         self.jobs[job].kept -= lost.value;
-        self.out.books.productive -= lost.nodes;
-        self.out.books.discarded += lost.nodes;
+        self.out.ledger.productive -= lost.nodes;
+        self.out.ledger.discarded += lost.nodes;
     }
 
     /// Handles the detection of a failure.
@@ -450,7 +450,7 @@ impl<'a> Run<'a> {
         }
         self.settle_idle();
         let all = u64::from(self.of.nodes) * self.of.length;
-        assert_eq!(self.out.books.sum(), all, "{}: accounts do not add up to nodes times length", self.policy.name);
+        assert_eq!(self.out.ledger.sum(), all, "{}: accounts do not add up to nodes times length", self.policy.name);
         self.out.jobs = self.jobs.iter().map(|s| s.kept).collect();
         self.out.value = self.out.jobs.iter().sum();
         self.out

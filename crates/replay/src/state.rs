@@ -1,8 +1,8 @@
 //! The state of one job during a replay.
 
-use super::books::Cause;
-use super::held::Held;
 use super::policy::Policy;
+use super::time_ledger::Cause;
+use super::unsaved_work::UnsavedWork;
 use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub(super) struct State {
     pub(super) phase: Phase,
     pub(super) since: u64,
     pub(super) version: u64,
-    pub(super) held: Held,
+    pub(super) unsaved: UnsavedWork,
     pub(super) kept: i128,
 }
 
@@ -43,7 +43,7 @@ impl State {
             phase: Phase::Runs,
             since: 0,
             version: 0,
-            held: Held::default(),
+            unsaved: UnsavedWork::default(),
             kept: 0,
         };
         state.runs(policy);

@@ -65,9 +65,9 @@ fn accounts_add_up_whatever_fails() {
         let failures = generate(&Recipe::Renewal(poisson(nodes, 30, rng.range(1, 20))), seed).checked().unwrap();
         let (policy, work) = (random_policy(&mut rng), random_work(&mut rng, nodes));
         let Ok(out) = run(&failures, &work, &policy) else { continue };
-        assert_eq!(out.books.sum(), u64::from(nodes) * failures.length, "seed {seed}");
+        assert_eq!(out.ledger.sum(), u64::from(nodes) * failures.length, "seed {seed}");
         let down: u64 = failures.down().iter().enumerate().map(|(n, t)| n as u64 * t).sum();
-        assert_eq!(out.books.unavailable, down, "seed {seed}: who is down does not depend on policies");
+        assert_eq!(out.ledger.unavailable, down, "seed {seed}: a policy must not change which machines are down");
         assert!(out.value >= 0 && out.value <= out.ideal.max(1) * 2, "seed {seed}");
         assert_eq!(out, run(&failures, &work, &policy).unwrap(), "seed {seed}");
         stopped += u64::from(out.stopped);
@@ -92,21 +92,25 @@ fn one_failure_costs_what_it_must() {
     };
     let work = Workload::alone(4);
     let process = run(&failures(Kind::Process, 0), &work, &wait).unwrap();
-    assert_eq!(process.books.discarded, 4 * 600 * SECOND, "since the last checkpoint");
-    assert_eq!(process.books.blocked[Cause::Detection as usize], 4 * 60 * SECOND);
-    assert_eq!(process.books.blocked[Cause::Restart as usize], 4 * 120 * SECOND);
-    assert_eq!(process.books.unavailable, 0);
+    assert_eq!(process.ledger.discarded, 4 * 600 * SECOND, "since the last checkpoint");
+    assert_eq!(process.ledger.blocked[Cause::Detection as usize], 4 * 60 * SECOND);
+    assert_eq!(process.ledger.blocked[Cause::Restart as usize], 4 * 120 * SECOND);
+    assert_eq!(process.ledger.unavailable, 0);
     let node = run(&failures(Kind::Node, HOUR), &work, &wait).unwrap();
-    assert_eq!(node.books.blocked[Cause::Waiting as usize], 3 * (HOUR - 60 * SECOND), "three wait for the fourth");
-    assert_eq!(node.books.blocked[Cause::Restart as usize], 4 * 120 * SECOND);
+    assert_eq!(node.ledger.blocked[Cause::Waiting as usize], 3 * (HOUR - 60 * SECOND), "three wait for the fourth");
+    assert_eq!(node.ledger.blocked[Cause::Restart as usize], 4 * 120 * SECOND);
     let spare = Policy { spares: 1, ..wait.clone() };
     let spared = run(&failures(Kind::Node, HOUR), &Workload::alone(3), &spare).unwrap();
-    assert_eq!(spared.books.blocked[Cause::Waiting as usize], 0);
+    assert_eq!(spared.ledger.blocked[Cause::Waiting as usize], 0);
     let shrink = Policy { on_loss: OnLoss::Shrink, regroup: 30 * SECOND, ..wait.clone() };
     let shrunk = run(&failures(Kind::Node, HOUR), &work, &shrink).unwrap();
-    assert_eq!(shrunk.books.blocked[Cause::Restart as usize], 3 * 120 * SECOND + 4 * 30 * SECOND, "down, and up again");
+    assert_eq!(
+        shrunk.ledger.blocked[Cause::Restart as usize],
+        3 * 120 * SECOND + 4 * 30 * SECOND,
+        "down, and up again"
+    );
     let planned = Policy { on_loss: OnLoss::Plan(Mode::Floor), ..shrink };
-    assert_eq!(run(&failures(Kind::Node, HOUR), &work, &planned).unwrap().books, shrunk.books, "one job: the same");
+    assert_eq!(run(&failures(Kind::Node, HOUR), &work, &planned).unwrap().ledger, shrunk.ledger, "one job: the same");
 }
 
 #[test]
@@ -119,9 +123,9 @@ fn copies_save_what_their_group_keeps() {
     let policy =
         Policy { interval: HOUR, write: 0, copies: 2, copy_interval: 30 * SECOND, ..Policy::named("wait").unwrap() };
     let lost = |second| run(&both(second), &Workload::alone(4), &policy).unwrap();
-    assert_eq!((lost(2).books.discarded, lost(2).copies_lost), (4 * 10 * SECOND, 0), "of other groups");
+    assert_eq!((lost(2).ledger.discarded, lost(2).copies_lost), (4 * 10 * SECOND, 0), "of other groups");
     assert_eq!(lost(1).copies_lost, 1);
-    assert_eq!(lost(1).books.discarded, 4 * 10 * SECOND + 4 * 990 * SECOND, "both that hold it");
+    assert_eq!(lost(1).ledger.discarded, 4 * 10 * SECOND + 4 * 990 * SECOND, "both that hold it");
 }
 
 #[test]
@@ -171,9 +175,9 @@ fn wrong_traces_are_refused_in_a_sentence() {
             "{\"kind\":\"cluster\",\"nodes\":4,\"length_s\":100}\n{\"t_s\":5,\"node\":7,\"kind\":\"sev2\"}",
             "only 4 nodes",
         ),
-        ("{\"t_s\":5,\"node\":7,\"kind\":\"rain\"}", "none of sev1"),
+        ("{\"t_s\":5,\"node\":7,\"kind\":\"rain\"}", "give sev1"),
         ("{\"t_s\":\"5 s\",\"node\":7,\"kind\":\"sev1\"}", "no t_s, in seconds"),
-        ("rain", "no JSON object"),
+        ("rain", "not a JSON object"),
     ] {
         let said = from_lines(text).unwrap_err();
         assert!(said.contains(words), "{text}: {said}");
@@ -184,9 +188,9 @@ fn wrong_traces_are_refused_in_a_sentence() {
         ("rain", "there are trace-a"),
         ("poisson,nodes=-4", "nodes = -4"),
         ("poisson,mtbf=260", "has no unit"),
-        ("poisson,mtbf=0d", "more than nothing"),
+        ("poisson,mtbf=0d", "greater than zero"),
         ("poisson,rain=3", "there is no rain"),
-        ("weibull,repair=20h..4h", "none of 4h..20h"),
+        ("weibull,repair=20h..4h", "4h..20h, exp:1d"),
         ("bootstrap", "needs file"),
         ("trace-a,nodes=3", "as published"),
     ] {

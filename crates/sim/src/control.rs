@@ -6,8 +6,8 @@ use everstep_core::coordinator::event::{StoreFailure, Version};
 use everstep_core::coordinator::job::JobRecord;
 use everstep_core::coordinator::request::Request;
 use everstep_core::id::{Epoch, JobId, PersistId, Session};
+use everstep_core::idle_exit::IdleExit;
 use everstep_core::keep_alive::KeepAlive;
-use everstep_core::linger::Linger;
 use everstep_core::message::Order;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -60,7 +60,7 @@ pub struct Process {
     pub alive: bool,
     /// Its clock minus the simulation's, in milliseconds.
     pub clock_offset: i64,
-    /// Promises that wait for a write.
+    /// Orders that wait for a write.
     pub waiting: BTreeMap<PersistId, Vec<(Session, Order)>>,
     /// Dies at its next write: before it reaches the store (true) or after (false).
     pub crash_at_persist: Option<bool>,
@@ -69,7 +69,7 @@ pub struct Process {
     /// Which of its connections are silent for too long.
     pub keep_alive: KeepAlive,
     /// When it ends because nobody needs it.
-    pub linger: Linger,
+    pub idle_exit: IdleExit,
     /// Its open connections.
     pub sessions: BTreeSet<Session>,
     /// Its connections are being checked, because an agent may be silent.
@@ -91,7 +91,7 @@ pub enum Effect {
 }
 
 impl Process {
-    /// Drains the core and returns the effects. Promises that wait for a write are kept back.
+    /// Drains the core and returns the effects. Orders that wait for a write are kept back.
     pub fn drain(&mut self) -> Vec<Effect> {
         let mut effects = Vec::new();
         while let Some(command) = self.core.poll() {

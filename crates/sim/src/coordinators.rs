@@ -8,8 +8,8 @@ use everstep_core::coordinator::command::{Fact, Precondition};
 use everstep_core::coordinator::event::{Event, StoreFailure, Version};
 use everstep_core::coordinator::job::JobRecord;
 use everstep_core::id::{Epoch, PersistId, Session};
+use everstep_core::idle_exit::IdleExit;
 use everstep_core::keep_alive::KeepAlive;
-use everstep_core::linger::Linger;
 use everstep_core::message::{CrewOrder, Hello, Order, Report};
 use everstep_core::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,7 +47,7 @@ impl World {
             crash_at_persist: None,
             wake_at: None,
             keep_alive: KeepAlive::new(Time(self.now)),
-            linger: Linger::new(Time(self.now)),
+            idle_exit: IdleExit::new(Time(self.now)),
             sessions: BTreeSet::new(),
             checking: false,
         });
@@ -143,10 +143,10 @@ impl World {
         if !self.processes[index].alive {
             return;
         }
-        let promises = self.processes[index].waiting.remove(&id).unwrap_or_default();
+        let orders = self.processes[index].waiting.remove(&id).unwrap_or_default();
         if result.is_ok() {
             let epoch = self.processes[index].epoch;
-            for (session, order) in promises {
+            for (session, order) in orders {
                 self.send_order(session, epoch, order);
             }
         }
@@ -217,7 +217,7 @@ impl World {
         let Some(c) = self.network.connections.get(&session).filter(|c| c.coordinator_end) else { return };
         let (index, broken) = (c.coordinator, c.broken);
         if !broken {
-            self.heard(index, session);
+            self.received(index, session);
         }
         if let Some(hello) = hello {
             let ladder = hello.spec.ladder();

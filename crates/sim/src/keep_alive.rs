@@ -1,6 +1,6 @@
 //! When coordinators notice that a connection is silent, and when they end because nobody needs
 //! them: the product's own [`KeepAlive`](everstep_core::keep_alive::KeepAlive) and
-//! [`Linger`](everstep_core::linger::Linger), in virtual time.
+//! [`IdleExit`](everstep_core::idle_exit::IdleExit), in virtual time.
 //!
 //! Agents that can be heard send something with every check. While all of a coordinator's agents
 //! can be heard, checking them changes nothing, so it is left out. To the coordinator, that looks
@@ -9,22 +9,22 @@
 use crate::world::{Happening, World};
 use everstep_core::coordinator::event::Event;
 use everstep_core::id::Session;
+use everstep_core::idle_exit::Needs;
 use everstep_core::keep_alive::{CHECK_EVERY, Due};
-use everstep_core::linger::Needs;
 use everstep_core::time::Time;
 
 impl World {
     /// Accepts a connection.
     pub(crate) fn accept(&mut self, index: usize, session: Session) {
         let process = &mut self.processes[index];
-        process.linger.used();
+        process.idle_exit.used();
         process.keep_alive.opened(Time(self.now), session);
         process.sessions.insert(session);
     }
 
     /// Records that something has arrived on a connection.
-    pub(crate) fn heard(&mut self, index: usize, session: Session) {
-        if self.processes[index].keep_alive.heard(Time(self.now), session) {
+    pub(crate) fn received(&mut self, index: usize, session: Session) {
+        if self.processes[index].keep_alive.received(Time(self.now), session) {
             self.coordinator(index, Event::Late { session });
         }
     }
@@ -56,7 +56,7 @@ impl World {
         }
         for session in self.processes[index].sessions.clone() {
             if self.can_be_heard(session) {
-                self.heard(index, session);
+                self.received(index, session);
             }
         }
         for due in self.processes[index].keep_alive.check(Time(self.now)) {
@@ -86,7 +86,7 @@ impl World {
         for index in 0..self.processes.len() {
             let process = &mut self.processes[index];
             let job = !process.core.idle() || !process.sessions.is_empty();
-            if process.alive && process.linger.is_over(Time(self.now), Needs { job, notices: false }) {
+            if process.alive && process.idle_exit.is_over(Time(self.now), Needs { job, notices: false }) {
                 self.kill_coordinator(index);
             }
         }

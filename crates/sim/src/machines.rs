@@ -5,7 +5,7 @@ use crate::oracle::Violation;
 use crate::world::{Happening, World};
 use everstep_core::agent::command::{Command as AgentCommand, CrewCommand};
 use everstep_core::agent::event::{CrewEvent, Event as AgentEvent, Words, WorkerExit};
-use everstep_core::agent::observation::Observation;
+use everstep_core::agent::observation::{Interpreter, Observation, Process};
 use everstep_core::agent::{Agent, Config};
 use everstep_core::coordinator::event::Event;
 use everstep_core::id::{Generation, Incarnation, Rank, Session, Step};
@@ -344,6 +344,24 @@ impl World {
         self.coordinator(index, Event::Progress { session, generation, ranks });
     }
 
+    /// Workers that are ready report what they could restore.
+    fn offer(&mut self, host: usize, durable: Option<u64>) {
+        let Some(crew) = self.hosts[host].crews.last() else { return };
+        let (generation, first, workers) = (crew.generation, crew.slot.first_rank.0, crew.workers);
+        let held = self.hosts[host].all().map(|m| m.of).collect();
+        let parity = self.hosts[host].copies.parity.iter().map(|p| p.of.clone()).collect();
+        self.crew_event(host, generation, CrewEvent::Holds(Holdings { held, parity }));
+        let shared = self.shared();
+        let size = self.oracle.worlds.get(&generation).map_or(0, |w| w.size);
+        for local in 0..workers {
+            let rank = Rank(first + local);
+            let offers = self.hosts[host].offers(local, (rank, size), shared, durable);
+            self.oracle.offered(generation, rank, offers.clone());
+            let offers = Offers::any(offers, shared);
+            self.crew_event(host, generation, CrewEvent::Offers(RankOffers { rank, offers }));
+        }
+    }
+
     pub(crate) fn work_on(&mut self, host: usize, complete: &BTreeSet<Generation>, broken: &BTreeSet<Generation>) {
         let now = self.now;
         let durable = self.durable.filter(|_| now >= self.hosts[host].faults.stale_until);
@@ -351,22 +369,7 @@ impl World {
         let (generation, first, workers) = (crew.generation, crew.slot.first_rank.0, crew.workers);
         if !crew.training && now >= crew.ready_at && !crew.offered {
             crew.offered = true;
-            let held = self.hosts[host].all().map(|m| m.of).collect();
-            let parity = self.hosts[host].copies.parity.iter().map(|p| p.of.clone()).collect();
-            self.crew_event(host, generation, CrewEvent::Holds(Holdings { held, parity }));
-            let shared = self.shared();
-            let size = self.oracle.worlds.get(&generation).map_or(0, |w| w.size);
-            for local in 0..workers {
-                let rank = Rank(first + local);
-                let offers = self.hosts[host].offers(local, (rank, size), shared, durable);
-                self.oracle.offered(generation, rank, offers.clone());
-                self.crew_event(
-                    host,
-                    generation,
-                    CrewEvent::Offers(RankOffers { rank, offers: Offers::any(offers, shared) }),
-                );
-            }
-            return;
+            return self.offer(host, durable);
         }
         if complete.contains(&generation) {
             crew.beats += 5;
@@ -414,10 +417,12 @@ impl World {
                 restored: crew.restored,
                 numbered: true,
                 beats: crew.beats,
-                stopped: crew.hung.contains(local_rank),
-                cpu_ms: crew.beats * 100,
-                interpreter_ticks: now,
-                stack_changes: now,
+                process: Process {
+                    stopped: crew.hung.contains(local_rank),
+                    cpu_ms: crew.beats * 100,
+                    ..Process::default()
+                },
+                interpreter: Interpreter { ticks: now, stack_changes: now, ..Interpreter::default() },
                 ..Observation::default()
             };
             if *alive {

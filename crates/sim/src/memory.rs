@@ -61,8 +61,8 @@ impl World {
     /// Checks INV-15 when a rank restores another's capture: it is violated if no node was
     /// exchanged and all ranks have their own capture of a common step.
     pub(crate) fn check_own(&mut self, generation: Generation, step: Step) {
-        let Some(told) = self.oracle.worlds.get(&generation) else { return };
-        let size = told.size;
+        let Some(seen) = self.oracle.worlds.get(&generation) else { return };
+        let size = seen.size;
         // If a node left or joined, captures are gone or belong to another past; then the newest
         // step counts.
         let stayed = self.processes.iter().filter_map(|p| p.core.jobs().get(&self.spec.job));

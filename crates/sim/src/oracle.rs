@@ -106,9 +106,9 @@ impl Blames {
     }
 }
 
-/// What agents were told about a world.
+/// A world as the agents' start orders describe it.
 #[derive(Clone, Debug, Default)]
-pub struct Told {
+pub struct StartedWorld {
     /// The number of ranks.
     pub size: u32,
     /// The number of nodes.
@@ -128,8 +128,8 @@ pub struct Committed {
 /// What the oracle remembers.
 #[derive(Debug, Default)]
 pub struct Oracle {
-    /// Worlds by generation, as far as agents were told about them.
-    pub worlds: BTreeMap<Generation, Told>,
+    /// Worlds by generation, as far as agents have received start orders for them.
+    pub worlds: BTreeMap<Generation, StartedWorld>,
     /// Worlds formed anew without using up a restart of the budget.
     pub regrouped: u64,
     /// Starts before this run of the job. Starting the job again gives it a new budget.
@@ -243,22 +243,22 @@ impl Oracle {
             self.violation(InvariantId::PersistBeforePromise, now, what);
         }
         let leader = (place.leader_host.clone(), place.leader_port);
-        let told = self.worlds.entry(generation).or_insert_with(|| Told {
+        let seen = self.worlds.entry(generation).or_insert_with(|| StartedWorld {
             size: place.world_size,
             nodes: place.group_world_size,
             leader: leader.clone(),
             world: World::default(),
         });
-        let same = told.size == place.world_size && told.nodes == place.group_world_size && told.leader == leader;
-        told.world.slots.retain(|s| *s != place.slot);
-        told.world.slots.push(place.slot.clone());
-        told.world.slots.sort_by_key(|s| s.first_rank);
-        let machines: BTreeSet<_> = told.world.slots.iter().map(|s| &s.host).collect();
-        let ranks: Vec<_> = told.world.slots.iter().map(|s| (s.first_rank.0, s.first_rank.0 + s.workers)).collect();
-        let apart = ranks.windows(2).all(|w| w[0].1 <= w[1].0) && ranks.iter().all(|(_, end)| *end <= told.size);
-        let whole = told.world.slots.len() < told.nodes as usize || rank_once(&told.world);
-        if !same || !apart || !whole || machines.len() != told.world.slots.len() {
-            let what = format!("generation {generation}: {place:?} beside {:?}", told.world.slots);
+        let same = seen.size == place.world_size && seen.nodes == place.group_world_size && seen.leader == leader;
+        seen.world.slots.retain(|s| *s != place.slot);
+        seen.world.slots.push(place.slot.clone());
+        seen.world.slots.sort_by_key(|s| s.first_rank);
+        let machines: BTreeSet<_> = seen.world.slots.iter().map(|s| &s.host).collect();
+        let ranks: Vec<_> = seen.world.slots.iter().map(|s| (s.first_rank.0, s.first_rank.0 + s.workers)).collect();
+        let apart = ranks.windows(2).all(|w| w[0].1 <= w[1].0) && ranks.iter().all(|(_, end)| *end <= seen.size);
+        let whole = seen.world.slots.len() < seen.nodes as usize || rank_once(&seen.world);
+        if !same || !apart || !whole || machines.len() != seen.world.slots.len() {
+            let what = format!("generation {generation}: {place:?} beside {:?}", seen.world.slots);
             self.violation(InvariantId::RankOnce, now, what);
         }
         self.started.insert(generation);

@@ -9,7 +9,7 @@ use everstep_core::invariant::InvariantId;
 impl World {
     pub(crate) fn provision(&mut self, index: usize, job: JobId, request: &Request) {
         let records = self.store.records();
-        let held = records.iter().flat_map(|(record, _)| &record.requests);
+        let held = records.iter().flat_map(|(record, _)| record.machines.requests());
         if !held.clone().any(|r| r.id == request.id && r.remedy == request.remedy) {
             let what = format!("request {} has left, and the store does not hold it", request.id);
             self.oracle.violations.push(crate::oracle::Violation {

@@ -40,7 +40,7 @@ pub struct Options {
     pub keep_trace: bool,
     /// The bug to switch on.
     #[cfg(feature = "planted")]
-    pub planted: Option<everstep_core::planted::Bug>,
+    pub planted: Option<everstep_core::planted_bugs::Bug>,
 }
 
 impl Options {
@@ -397,7 +397,7 @@ impl World {
         let full = u32::try_from(usable).unwrap_or(0).min(self.spec.nodes_max);
         // A machine that returns after the job has failed starts it anew and waits for the others.
         let failed = self.hosts.iter().any(|h| h.exited.as_ref().is_some_and(|(code, _)| *code == 1));
-        let budget_used = u64::from(job.record.restarts) >= self.budget || (failed && self.options.tight_budget);
+        let budget_used = u64::from(job.record.restarts()) >= self.budget || (failed && self.options.tight_budget);
         let what = match &job.phase {
             Phase::Training { .. } if job.record.world.slots.len() as u32 >= self.spec.nodes_min => {
                 let generation = job.record.generation;

@@ -1,7 +1,7 @@
 //! A suite that finds nothing proves nothing: each planted bug must break a named invariant.
 #![cfg(feature = "planted")]
 
-use everstep_core::planted::Bug;
+use everstep_core::planted_bugs::Bug;
 use everstep_sim::{Options, run};
 
 #[test]

@@ -93,14 +93,14 @@ fn build(endpoint: &str, method: &str, path: &str, token: &Token, body: Body) ->
 /// # Errors
 /// See [`ConnectError`].
 pub async fn ask(endpoint: &str, method: &str, path: &str, token: &Token) -> Result<Vec<u8>, ConnectError> {
-    tell(endpoint, method, path, token, &serde_json::Value::Null).await
+    ask_with(endpoint, method, path, token, &serde_json::Value::Null).await
 }
 
 /// Sends a request with JSON content and returns the whole answer.
 ///
 /// # Errors
 /// See [`ConnectError`].
-pub async fn tell(
+pub async fn ask_with(
     endpoint: &str,
     method: &str,
     path: &str,

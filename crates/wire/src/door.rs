@@ -86,7 +86,7 @@ enum Look {
 /// The end itself is looked at first, because a listener may have been closed, or replaced, since
 /// it accepted the connection.
 fn judge(peer: SocketAddr, told: bool, look: impl Fn(Look) -> Found) -> io::Result<()> {
-    let foreign = |uid| Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("user {uid} answers at {peer}")));
+    let foreign = |uid| Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("{peer} belongs to user {uid}")));
     let end = look(Look::End);
     match end {
         Found::Held(uid) if !own(uid) => return foreign(uid),
@@ -107,7 +107,7 @@ fn judge(peer: SocketAddr, told: bool, look: impl Fn(Look) -> Found) -> io::Resu
         _ if !told => Ok(()),
         // An address translation leads to another network namespace: nobody here gets the secret.
         _ if end == Found::Nothing && look(Look::AnyEnd) == Found::Nothing => Ok(()),
-        _ => Err(io::Error::new(io::ErrorKind::ConnectionReset, format!("nobody listens at {peer} any more"))),
+        _ => Err(io::Error::new(io::ErrorKind::ConnectionReset, format!("nothing listens on {peer} any more"))),
     }
 }
 

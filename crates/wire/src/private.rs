@@ -147,7 +147,9 @@ fn split(path: &Path) -> io::Result<(PathBuf, OsString)> {
     let path = std::path::absolute(path)?;
     let parts = path.parent().zip(path.file_name());
     let parts = parts.map(|(parent, name)| (parent.to_owned(), name.to_owned()));
-    parts.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("{} names no file", path.display())))
+    parts.ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidInput, format!("{} is not the name of a file", path.display()))
+    })
 }
 
 /// Opens a file that the user named, for reading. It must be a regular file of this user or of

@@ -1,11 +1,11 @@
 //! Paths, arguments, and variables as the operating system represents them: bytes that are usually
 //! text, and must arrive unchanged when they are not.
 
+use data_encoding::HEXLOWER;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
-use std::fmt::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -79,22 +79,14 @@ pub fn to_text(path: &Path) -> String {
     if let Some(text) = path.to_str() {
         return text.to_owned();
     }
-    let bytes = path.as_os_str().as_bytes();
-    bytes.iter().fold(String::from(NOT_TEXT), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    format!("{NOT_TEXT}{}", HEXLOWER.encode(path.as_os_str().as_bytes()))
 }
 
 /// Decodes a path encoded by [`to_text`].
 #[must_use]
 pub fn from_text(text: &str) -> PathBuf {
-    let bytes = || {
-        let digits = text.strip_prefix(NOT_TEXT)?.as_bytes();
-        let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
-        digits.chunks(2).map(byte).collect::<Option<Vec<u8>>>()
-    };
-    bytes().map_or_else(|| PathBuf::from(text), |bytes| PathBuf::from(OsString::from_vec(bytes)))
+    let bytes = text.strip_prefix(NOT_TEXT).and_then(|digits| HEXLOWER.decode(digits.as_bytes()).ok());
+    bytes.map_or_else(|| PathBuf::from(text), |bytes| PathBuf::from(OsString::from_vec(bytes)))
 }
 
 #[cfg(test)]

@@ -89,16 +89,17 @@ class Cursor:
             CheckpointError: the state is of another dataset, seed or order.
         """
         of_one_order = {
-            "samples": "a dataset of {} samples, this one has {}",
-            "fingerprint": "the dataset {!r}, this is {!r}",
-            "seed": "seed {}, this sampler has seed {}",
-            "shuffle": "shuffle={}, this sampler has shuffle={}",
+            "samples": "a dataset of {} samples, but this one has {}",
+            "fingerprint": "the dataset {!r}, but this is {!r}",
+            "seed": "seed {}, but this sampler has seed {}",
+            "shuffle": "shuffle={}, but this sampler has shuffle={}",
         }
         for name, what in of_one_order.items():
             if state.get(name) != getattr(self, name):
                 text = what.format(state.get(name), getattr(self, name))
                 raise CheckpointError(
-                    f"the sampler's state is of {text}; continuing would repeat or skip samples: give what it was saved with"
+                    f"the sampler's state was saved with {text}; continuing would repeat or skip samples: use the same "
+                    "dataset, seed and order"
                 )
         self.at = state["epoch"] * self.samples + state["consumed"]
         self.hash = _pair(state["hash"])

@@ -34,8 +34,8 @@ class _Part(IterableDataset[Any]):
                 yield sample
             if count < self.samples - first:
                 raise ValueError(
-                    f"the stream ended after {first + count} samples of epoch {epoch}, samples={self.samples} was given: "
-                    "give the number that it really has"
+                    f"the stream ended after {first + count} samples of epoch {epoch}, but samples={self.samples} was given: "
+                    "pass the real number"
                 )
             epoch, first = epoch + 1, 0
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from ..plan import BatchPlan
+from ..batch_shares import BatchPlan
 from ..world import world
 from .augment import SampleId
 from .cursor import Cursor

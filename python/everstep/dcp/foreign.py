@@ -20,8 +20,8 @@ from torch import Tensor
 
 from .._internal import CheckpointError
 from ..damage import reading
-from . import inert
-from .inert import Made, Pairs, refused
+from . import restricted_unpickler
+from .restricted_unpickler import Made, Pairs, refused
 from .sizes import check_expanded, check_packed, length_of
 
 #: Longest metadata that is read, in bytes.
@@ -115,7 +115,7 @@ def load(directory: Path) -> dict[str, Any]:
     if len(data) > METADATA_BYTES_MAX:
         raise CheckpointError(f"the metadata in {directory} is longer than {METADATA_BYTES_MAX} bytes")
     with reading(f"the metadata in {directory}"):
-        entries, mappings, places = _metadata(inert.loads(data))
+        entries, mappings, places = _metadata(restricted_unpickler.loads(data))
         _check_places(directory, places.values())
         for name, entry in entries.items():
             if isinstance(entry, _Whole):
@@ -147,7 +147,7 @@ def _fields(made: Any, kind: str) -> dict[str, Any]:
 
 def _as(value: Any, kind: type[_T]) -> _T:
     if type(value) is not kind:
-        raise ValueError(f"a {type(value).__name__} where {kind.__name__} belongs")
+        raise ValueError(f"expected {kind.__name__}, found {type(value).__name__}")
     return value
 
 

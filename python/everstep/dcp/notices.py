@@ -59,7 +59,7 @@ def of_all(key: str) -> list[str]:
     return [get(f"{key}/{rank}") for rank in range(dist.get_world_size())]
 
 
-def told(error: Exception) -> str:
+def in_one_line(error: Exception) -> str:
     """Returns an error in one line."""
     text = " ".join(str(error).split())[:ERROR_MAX]
     return text if isinstance(error, CheckpointError) else f"{type(error).__name__}: {text}"

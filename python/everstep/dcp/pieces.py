@@ -219,7 +219,7 @@ def _check(table: Table) -> None:
         if (first.shape, first.dtype) != (block.shape, block.dtype) or blocks.setdefault(
             block.offsets, block
         ).sizes != block.sizes:
-            raise ValueError(f"{block.fqn} is different things in different shards")
+            raise ValueError(f"{block.fqn} has different shapes or dtypes in different shards")
     for fqn, blocks in tensors.items():
         if fqn in table.objects:
             raise ValueError(f"{fqn} is a tensor and an object")

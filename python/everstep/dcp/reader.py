@@ -197,7 +197,7 @@ class Reader(dcp.StorageReader):
             raise
         except CheckpointError as e:
             raise CheckpointError(
-                f"{e}; or, which runs it, read it with everstep.dcp.Reader(…, allow_pickle=True)"
+                f"{e}. everstep.dcp.Reader(…, allow_pickle=True) reads it, but executes the code in it"
             ) from e
 
     @staticmethod
@@ -209,7 +209,7 @@ class Reader(dcp.StorageReader):
             target = planner.resolve_tensor(item).detach()
             if tuple(target.shape) != tuple(item.lengths):
                 raise CheckpointError(
-                    f"{block.fqn}: {tuple(item.lengths)} elements are to be read into {tuple(target.shape)}"
+                    f"{block.fqn} has shape {tuple(item.lengths)} in the checkpoint, but {tuple(target.shape)} here"
                 )
             into = target
             if target.dtype != block.dtype or not is_plain(target):

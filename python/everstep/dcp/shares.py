@@ -54,7 +54,7 @@ class Exchange:
     def fail(self, error: Exception) -> None:
         """Reports to all ranks that this one cannot take part."""
         if self._key is not None:
-            text = notices.told(error)
+            text = notices.in_one_line(error)
             self._set("copied", text)
             if not self._dealt:
                 self._set("digest", json.dumps({"error": text}))
@@ -133,8 +133,8 @@ def _uncopied(rank: int, why: str) -> CheckpointError:
     return CheckpointError(f"rank {rank} could not copy its state: {why}")
 
 
-def tell_held(step: int) -> None:
-    """Tells the highest number in this rank's memory, before its plan reaches rank 0."""
+def announce_held(step: int) -> None:
+    """Announces the highest number in this rank's memory, before its plan reaches rank 0."""
     if in_group():
         notices.put(f"{_HELD}/{dist.get_rank()}", str(step))
 

@@ -25,7 +25,7 @@ _ELEMENT = 8
 
 def _refused(what: str) -> CheckpointError:
     return CheckpointError(
-        f"{what}; if you trust its author, load it with torch.load in a program of your own, and save what is really in it"
+        f"{what}; if you trust its author, load it with torch.load in your own program, clone() its tensors, and save it again"
     )
 
 

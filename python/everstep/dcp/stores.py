@@ -190,7 +190,7 @@ class AgentStore:
             newest = AgentStore.newest
             if fixed is not None and fixed <= newest:
                 raise CheckpointError(
-                    f"{self.root}/step-{fixed} after step {newest}: give numbers that rise, or a directory that has none in its name"
+                    f"{self.root}/step-{fixed} follows step {newest}: use increasing numbers, or a path without a number"
                 )
             if fixed is None and self._found is None:
                 self._found = _newest(self.root)
@@ -216,7 +216,8 @@ class AgentStore:
         while not self._tier.capture(Snapshot(step, items, USER)):
             if time.monotonic() > until:
                 raise CheckpointError(
-                    f"no slot became free for step {step} within an hour: storage does not take what was saved before"
+                    f"no slot became free for step {step} within an hour: storage has not finished earlier saves; check "
+                    "that it is reachable and fast enough"
                 )
             time.sleep(0.01)
         AgentStore._under_way[step] = _Pending(self, failure.count if failure is not None else 0)

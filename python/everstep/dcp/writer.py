@@ -40,7 +40,7 @@ STAYS = (
     "agent writes outside of it anyway"
 )
 #: Why a save cannot change its directory.
-ELSEWHERE = "async_save has copied the state for another directory already: give checkpoint_id to the Writer instead"
+ELSEWHERE = "async_save has already copied the state for another directory: pass the path to the Writer instead of checkpoint_id"
 
 
 def _decides() -> bool:
@@ -55,9 +55,7 @@ def _writable(path: Directory) -> Directory:
     """
     root, step, name = path.located()
     if name is not None and name != f"step-{step}":
-        raise CheckpointError(
-            f"cannot save to {path}: {name} is a name that only everstep gives; use {root}/step-{step}"
-        )
+        raise CheckpointError(f"cannot save to {path}: the name {name} is reserved by everstep; use {root}/step-{step}")
     return path
 
 
@@ -365,7 +363,7 @@ class Writer(dcp.StorageWriter, AsyncStager):
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Returns DCP's plan, after telling rank 0 which numbers are in use here."""
         if self._here.save is None:
-            shares.tell_held(self._store(self._here.where[0]).held())
+            shares.announce_held(self._store(self._here.where[0]).held())
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:

@@ -6,7 +6,7 @@ use crate::random::Random;
 use crate::shard::{Checkpoint, Line};
 use everstep_checkpoint::arena::{Label, Slot, slot_bytes};
 use everstep_checkpoint::erasure::layout::Layout;
-use everstep_checkpoint::erasure::parity::{self, Description};
+use everstep_checkpoint::erasure::parity_shard::{self, Description};
 use everstep_checkpoint::format::digest::crc;
 use everstep_checkpoint::memory::Memory as _;
 use everstep_checkpoint::restore::Shard;
@@ -130,8 +130,8 @@ impl Memory {
         }
         self.write(random, &parity, &json, words);
         let Ok(slot) = Slot::open(self.slot.path()) else { return Outcome::Refused("slot") };
-        let _ = parity::holding(&slot);
-        if parity::verify(&slot).is_ok() { Outcome::Accepted } else { Outcome::Refused("parity") }
+        let _ = parity_shard::holding(&slot);
+        if parity_shard::verify(&slot).is_ok() { Outcome::Accepted } else { Outcome::Refused("parity") }
     }
 }
 

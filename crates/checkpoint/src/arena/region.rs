@@ -2,7 +2,7 @@
 //! copied out by all others.
 
 use super::{REGION_AT, Slot};
-use crate::fused::Running;
+use crate::copy_crc::Running;
 use crate::memory::Memory;
 use crate::shm::Mapping;
 use std::io;

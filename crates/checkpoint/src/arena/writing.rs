@@ -4,7 +4,7 @@ use super::{
     DIGEST, DURABLE, GENERATION, INDEX_AT, INDEX_BYTES, INDEX_CRC, Label, MAGIC, PURPOSE, Pin, RANK, REGION_AT,
     REGION_BYTES, REPLICAS, RUN, SEALED_AT, SHARED, STEP, SUM, Slot, State, WORLD,
 };
-use crate::fused::Running;
+use crate::copy_crc::Running;
 use crate::memory::Memory;
 use crate::shm::Mapping;
 use std::io;

@@ -1,18 +1,18 @@
 //! One node's part in protecting a step: fetch the members' parts of a stripe, compute its parity,
-//! keep one shard of it, bring the others to their nodes. What is on its way is a few extents per
+//! keep one shard of it, deliver the others to their nodes. What is on its way is a few extents per
 //! member, whatever the size of the shards.
 
-use super::code::{Encoder, GRAIN, PIECE_BYTES};
 use super::layout::Layout;
-use super::parity::{Described, Description, HEADER, Lengths};
+use super::parity_shard::{Described, Description, HEADER, Lengths};
+use super::reed_solomon::{Encoder, GRAIN, PIECE_BYTES};
 use super::streams::Streams;
 use crate::arena::{Slot, Writing};
+use crate::copy_crc::Running;
 use crate::format::digest::{CHUNK_BYTES, crc};
-use crate::fused::Running;
-use crate::replicate::holder::Holder;
 use crate::replicate::protocol::{Answer, Ask, DAMAGED, ParityWant, Peer, Stream, Want, unexpected};
 use crate::replicate::pull::{Found, find_on};
 use crate::replicate::push::{Gate, Pass, Window};
+use crate::replicate::replica_holder::ReplicaHolder;
 use everstep_wire::frame;
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -70,11 +70,11 @@ struct Work<'a> {
     lengths: Lengths,
 }
 
-/// Computes the parity of a stripe and brings it where it belongs; what is there already is not
-/// brought again.
+/// Computes the parity of a stripe and delivers it to where it belongs; what is there already is
+/// not brought again.
 ///
 /// # Safety
-/// Meanwhile nobody else computes this stripe on this node, and no other node brings the parity
+/// Meanwhile nobody else computes this stripe on this node, and no other node delivers the parity
 /// shard that stays here.
 ///
 /// # Errors
@@ -83,12 +83,12 @@ struct Work<'a> {
 /// gave up.
 pub unsafe fn encode(
     task: &Task,
-    holder: &Holder,
+    holder: &ReplicaHolder,
     streams: &Streams,
     gate: &dyn Gate,
     window: Window,
 ) -> io::Result<()> {
-    // SAFETY: the caller lets nobody else compute or bring this parity shard meanwhile.
+    // SAFETY: the caller lets nobody else compute or deliver this parity shard meanwhile.
     let done = unsafe { attempt(task, holder, streams, gate, window) };
     if done.is_err() {
         // In whatever state the streams are.
@@ -99,7 +99,13 @@ pub unsafe fn encode(
 
 /// # Safety
 /// As [`encode`].
-unsafe fn attempt(task: &Task, holder: &Holder, streams: &Streams, gate: &dyn Gate, window: Window) -> io::Result<()> {
+unsafe fn attempt(
+    task: &Task,
+    holder: &ReplicaHolder,
+    streams: &Streams,
+    gate: &dyn Gate,
+    window: Window,
+) -> io::Result<()> {
     let invalid = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
     let found = lanes(task, streams)?;
     let (last, of) = (count(task.keepers.len())?, count(task.keepers.len() + 1)?);
@@ -120,9 +126,9 @@ unsafe fn attempt(task: &Task, holder: &Holder, streams: &Streams, gate: &dyn Ga
     let lengths = Lengths { region: layout.parity_bytes(), description: description.to_bytes()?.len() as u64 };
     let empty = || (0..positions).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
     let refused = |why| io::Error::new(io::ErrorKind::PermissionDenied, why);
-    let own = holder.parity_room(&task.of, lengths, task.base).map_err(refused)?;
-    // SAFETY: only this agent writes slots of parity (`Holder::new`), and nothing else in it writes
-    // this one (the caller's promise).
+    let own = holder.parity_slot(&task.of, lengths, task.base).map_err(refused)?;
+    // SAFETY: only this agent writes slots of parity (`ReplicaHolder::new`), and nothing else in it
+    // writes this one (the caller's promise).
     let begin_own = |slot: Arc<Slot>| unsafe { slot.begin() }.ok_or(io::ErrorKind::ResourceBusy);
     let own = own.map(begin_own).transpose()?;
     let mut outputs = vec![Output { crcs: empty(), to: own.map_or(To::Nowhere, To::Slot) }];
@@ -308,11 +314,11 @@ impl Work<'_> {
                 continue;
             }
             let Some(member) = self.arrived_whole(desk, extent.of.position) else {
-                self.bring(desk, extent.of, &mut left)?;
+                self.deliver(desk, extent.of, &mut left)?;
                 continue;
             };
             let damaged = || {
-                let why = format!("a chunk of member {member} arrives damaged again and again, or is damaged there");
+                let why = format!("a chunk of member {member} repeatedly arrives damaged, or is damaged there");
                 io::Error::new(io::ErrorKind::InvalidData, why)
             };
             left.push_back(extent.of.again().ok_or_else(damaged)?);
@@ -394,7 +400,7 @@ impl Work<'_> {
     }
 
     /// Notes the checksums of a position, and sends it to whoever keeps it.
-    fn bring(&self, desk: &mut Desk, of: Attempt, left: &mut VecDeque<Attempt>) -> io::Result<()> {
+    fn deliver(&self, desk: &mut Desk, of: Attempt, left: &mut VecDeque<Attempt>) -> io::Result<()> {
         let data = self.task.members.len();
         for (number, output) in self.outputs.iter().enumerate() {
             let sum = desk.sums.get(data + number).map_or(0, |s| s.value());
@@ -443,7 +449,7 @@ impl Work<'_> {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "answer to a position that was not sent"));
             }
             if answer & DAMAGED != 0 {
-                let damaged = || io::Error::new(io::ErrorKind::InvalidData, "parity arrives damaged again and again");
+                let damaged = || io::Error::new(io::ErrorKind::InvalidData, "parity repeatedly arrives damaged");
                 left.push_back(of.again().ok_or_else(damaged)?);
             }
         }

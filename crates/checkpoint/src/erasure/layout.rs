@@ -1,6 +1,6 @@
 //! Which bytes of whose shard lie beside each other in a stripe.
 
-use super::code::GRAIN;
+use super::reed_solomon::GRAIN;
 use crate::format::digest::CHUNK_BYTES;
 use std::ops::Range;
 

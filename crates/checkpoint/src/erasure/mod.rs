@@ -17,9 +17,9 @@
 //! each of its stripes ([`rebuild`]). Every byte that comes from elsewhere is verified against the
 //! checksums of its capture before it is used, and what is computed against its own.
 
-pub mod code;
 pub mod encode;
 pub mod layout;
-pub mod parity;
+pub mod parity_shard;
 pub mod rebuild;
+pub mod reed_solomon;
 pub mod streams;

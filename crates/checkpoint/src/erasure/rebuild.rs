@@ -2,13 +2,13 @@
 //! is gone or damaged. Every source is verified before it is used, and every chunk that comes out
 //! against the checksum of its capture.
 
-use super::code::{Decoder, GRAIN};
 use super::layout::{Layout, place};
-use super::parity::{Described, Description};
+use super::parity_shard::{Described, Description};
+use super::reed_solomon::{Decoder, GRAIN};
 use crate::arena::{Label, Repair, Slot};
+use crate::copy_crc::Running;
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::index::Index;
-use crate::fused::Running;
 use crate::replicate::protocol::{Ask, ParityWant, Peer, Stream, Want};
 use crate::replicate::pull::{Found, find};
 use everstep_core::id::Rank;
@@ -109,7 +109,7 @@ impl Task {
 
     fn outline_in(&self, description: &Description, part: usize) -> io::Result<Outline> {
         let member = description.members.get(part).and_then(Option::as_ref).filter(|m| self.want.is(&m.label));
-        let member = member.ok_or_else(|| invalid("this parity shard is not of the shard that is wanted"))?;
+        let member = member.ok_or_else(|| invalid("this parity shard does not protect the shard that is needed"))?;
         let index = member.index().ok_or_else(|| invalid("an index that does not fit its region"))?;
         let json = member.index.get().as_bytes().to_vec();
         Ok(Outline { label: member.label, region: member.region, json, index })
@@ -326,7 +326,7 @@ impl Desk<'_> {
             }
         }
         if self.outline.index.crcs().get(chunk) != Some(&sum.value()) {
-            return Err(Trouble::Here(invalid("what was computed is not what was captured")));
+            return Err(Trouble::Here(invalid("the rebuilt shard does not match its checksums")));
         }
         Ok(())
     }

@@ -126,17 +126,17 @@ impl Manifest {
         let ranks: BTreeSet<u32> = self.shards.iter().map(|s| s.rank.0).collect();
         let complete = self.shards.len() == self.world_size as usize && ranks.len() == self.shards.len();
         if self.shards.is_empty() || !complete || ranks.iter().any(|r| *r >= self.world_size) {
-            return Err("ranks are not complete");
+            return Err("not every rank has exactly one shard");
         }
         let files: BTreeSet<&str> = self.shards.iter().map(|s| s.file.as_str()).collect();
         if files.len() != self.shards.len() {
-            return Err("two ranks have one file");
+            return Err("two ranks share a file");
         }
         if self.lineage.as_ref().is_some_and(|l| !l.is_possible()) {
-            return Err("training cannot have reached its branch");
+            return Err("its branch is impossible");
         }
         let bytes = self.shards.iter().try_fold(0u64, |sum, s| sum.checked_add(s.bytes));
-        bytes.map(drop).ok_or("lengths do not add up")
+        bytes.map(drop).ok_or("its shard lengths overflow")
     }
 
     /// Reads and verifies.

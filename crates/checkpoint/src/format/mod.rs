@@ -5,6 +5,6 @@ pub mod dtype;
 pub mod index;
 pub mod manifest;
 pub mod mark;
-pub mod places;
 pub mod readable;
 pub mod shard;
+pub mod tensor_parts;

@@ -143,7 +143,7 @@ pub type Metadata = BTreeMap<String, String>;
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
     /// Of unknown structure.
-    #[error("header is no safetensors header: {0}")]
+    #[error("not a safetensors header: {0}")]
     Json(String),
     /// There is a gap before a tensor, or it overlaps the one before.
     #[error("tensor {name} lies at {start}..{end}, expected to start at {expected}")]

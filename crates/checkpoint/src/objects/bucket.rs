@@ -1,7 +1,7 @@
 //! Stores by their URLs.
 
 use crate::storage::scheme_of;
-use crate::unique::unique;
+use crate::unique_id::unique_id;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use object_store::aws::{AmazonS3Builder, Checksum, S3ConditionalPut};
@@ -145,7 +145,7 @@ impl Location {
     /// The directory that a checkpoint lies in, and its step.
     pub(super) fn parent(&self) -> io::Result<(Self, u64)> {
         let invalid =
-            || io::Error::new(io::ErrorKind::InvalidInput, format!("{} is no checkpoint; give …/step-N", self.url));
+            || io::Error::new(io::ErrorKind::InvalidInput, format!("{} is not a checkpoint; give …/step-N", self.url));
         let (above, name) = self.url.rsplit_once('/').ok_or_else(invalid)?;
         // `step-N`, or `step-N.…` where there are several of one step.
         let step = name.strip_prefix("step-").and_then(|n| n.split('.').next()?.parse().ok()).ok_or_else(invalid)?;
@@ -158,7 +158,7 @@ impl Location {
         if let Some(known) = self.bucket.conditional.get() {
             return Ok(*known);
         }
-        let (store, key) = (&self.bucket.store, self.join(&format!("probes/{:016x}", unique())));
+        let (store, key) = (&self.bucket.store, self.join(&format!("probes/{:016x}", unique_id())));
         let put = || store.put_opts(&key, PutPayload::from_static(PROBE), PutMode::Create.into());
         let heeds = match put().await {
             // Ours, even when an answer that was lost made the store see it twice.
@@ -200,8 +200,8 @@ pub(super) fn reach(at: &Location) -> io::Result<()> {
     wait(async {
         let below = at.join("manifests");
         let asked = at.bucket.store.list_with_delimiter(Some(&below));
-        let late =
-            || io::Error::new(io::ErrorKind::TimedOut, "the store does not answer: are endpoint and keys right?");
+        let what = "the store does not answer; check the endpoint and the credentials";
+        let late = || io::Error::new(io::ErrorKind::TimedOut, what);
         tokio::time::timeout(REACH_TIMEOUT, asked).await.map_err(|_| late())?.map_err(failed).map(drop)
     })
 }
@@ -237,7 +237,7 @@ fn open(scheme: &str, root: &str) -> Result<Box<dyn Store>, String> {
         }
         _ => {
             return Err(format!(
-                "{scheme}:// is no object store that everstep knows; give s3://, gs:// or az://, or a directory"
+                "{scheme}:// is not a supported object store; give s3://, gs:// or az://, or a directory"
             ));
         }
     })

@@ -4,7 +4,7 @@ use super::bucket::{Location, body, failed, wait};
 use crate::format::manifest::Manifest;
 use crate::format::mark::{self, Mark};
 use crate::storage::{Found, Target, Unreadable};
-use crate::unique::unique;
+use crate::unique_id::unique_id;
 use everstep_core::id::RunId;
 use everstep_core::message::{Purpose, ShardFile};
 use everstep_wire::limits::MANIFEST_BYTES_MAX;
@@ -73,7 +73,7 @@ pub(super) fn publish(
     wait(async {
         present(to, step, shards).await?;
         if !to.heeds_conditions().await? {
-            let name = format!("step-{step}.{}-{:016x}.json", mark.turn_text(), unique());
+            let name = format!("step-{step}.{}-{:016x}.json", mark.turn_text(), unique_id());
             let key = created.insert(to.join(&format!("manifests/{name}")));
             to.bucket.store.put(key, bytes).await.map_err(failed)?;
             return Ok(path(&name));
@@ -90,7 +90,9 @@ pub(super) fn publish(
                 Put::Done => return Ok(path(&name)),
                 Put::Taken if target == Target::Branch => {}
                 Put::Taken => {
-                    let what = format!("{key} is taken by what was not saved in this way; it is left as it is");
+                    let what = format!(
+                        "{key} already exists and is not replaced: everstep.dcp.Writer did not save it there; use another name"
+                    );
                     return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
                 }
                 Put::Outlived => break,
@@ -182,7 +184,7 @@ async fn present(to: &Location, step: u64, shards: &[ShardFile]) -> io::Result<(
     for shard in shards {
         let key = to.join(&format!("step-{step}/{}", shard.file));
         if found.get(&key) != Some(&shard.bytes) {
-            let what = format!("{key} is not there, or not as it was written");
+            let what = format!("{key} is missing or was changed");
             return Err(io::Error::new(io::ErrorKind::NotFound, what));
         }
     }

@@ -16,7 +16,7 @@
 mod bucket;
 mod commit;
 mod notes;
-mod orphans;
+mod prune;
 mod source;
 mod storage;
 mod upload;

@@ -2,16 +2,16 @@
 
 use super::bucket::{Location, reach};
 use super::source::Object;
-use super::{commit, notes, orphans, upload};
-use crate::direct::Throttle;
+use super::{commit, notes, prune, upload};
+use crate::direct_io::Throttle;
 use crate::format::manifest::Manifest;
 use crate::format::mark::Mark;
-use crate::prepared::Prepared;
+use crate::sealed_shard::SealedShard;
+use crate::shard_source::{ShardSource, is_inside};
 use crate::storage::{
     CleanUp, Foreign, Found, Home, Pruned, StillOwned, Storage, Target, Unchanged, Unreadable, absent, address,
     is_ours, not_ours,
 };
-use crate::stored::{Stored, is_inside};
 use everstep_core::id::RunId;
 use everstep_core::message::ShardFile;
 use object_store::path::Path as Key;
@@ -63,7 +63,7 @@ impl Storage for Location {
         Ok(Home { path: address(&self.url).into_owned(), inode: None, created: None, written: 0 })
     }
 
-    fn write_shard(&self, of: &Prepared, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile> {
+    fn write_shard(&self, of: &SealedShard, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile> {
         upload::write_shard(self, of, mark, throttle)
     }
 
@@ -83,8 +83,8 @@ impl Storage for Location {
         is_inside(file, 2)
     }
 
-    fn shard(&self, file: &str) -> io::Result<Stored> {
-        Object::open(self, file).map(Stored::Object)
+    fn shard(&self, file: &str) -> io::Result<ShardSource> {
+        Object::open(self, file).map(ShardSource::Object)
     }
 
     fn list(&self) -> io::Result<Vec<Found>> {
@@ -97,7 +97,7 @@ impl Storage for Location {
     }
 
     fn prune(&self, what: &CleanUp<'_>, unchanged: Unchanged<'_>) -> io::Result<Pruned> {
-        orphans::prune(self, what, unchanged)
+        prune::prune(self, what, unchanged)
     }
 
     fn note(&self, mark: &Mark, step: u64, shard: &ShardFile) -> io::Result<()> {

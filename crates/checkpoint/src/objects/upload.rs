@@ -3,11 +3,11 @@
 
 use super::bucket::{Location, failed, wait};
 use crate::arena::Reader;
-use crate::direct::Throttle;
+use crate::direct_io::Throttle;
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::mark::{MARK_FILE, Mark};
-use crate::prepared::Prepared;
-use crate::unique::unique;
+use crate::sealed_shard::SealedShard;
+use crate::unique_id::unique_id;
 use bytes::Bytes;
 use everstep_core::message::ShardFile;
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -55,7 +55,7 @@ fn part_bytes(total: usize) -> usize {
 }
 
 /// Part of the file that begins with the header and goes on with the region.
-fn payload(of: &Prepared, range: Range<usize>) -> io::Result<PutPayload> {
+fn payload(of: &SealedShard, range: Range<usize>) -> io::Result<PutPayload> {
     let header = of.header.len();
     let mut pieces = Vec::with_capacity(2);
     if range.start < header {
@@ -71,7 +71,7 @@ fn payload(of: &Prepared, range: Range<usize>) -> io::Result<PutPayload> {
 }
 
 /// The chunks that this part of the region lies in are what was captured.
-fn verified(of: &Prepared, body: &Range<usize>) -> io::Result<()> {
+fn verified(of: &SealedShard, body: &Range<usize>) -> io::Result<()> {
     let chunks = body.start / CHUNK_BYTES..body.end.div_ceil(CHUNK_BYTES);
     match chunks.into_iter().find(|chunk| !of.holds(*chunk)) {
         None => Ok(()),
@@ -86,16 +86,16 @@ fn verified(of: &Prepared, body: &Range<usize>) -> io::Result<()> {
 ///
 /// # Errors
 /// Those of the store; `InvalidData` when memory does not hold what was captured.
-pub(super) fn write_shard(to: &Location, of: &Prepared, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile> {
-    let attempt = format!("{}-{:016x}", mark.turn_text(), unique());
+pub(super) fn write_shard(to: &Location, of: &SealedShard, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile> {
+    let attempt = format!("{}-{:016x}", mark.turn_text(), unique_id());
     let file = format!("{attempt}/{}", of.name);
     let key = to.join(&format!("step-{}/{file}", of.label.step));
     let total = of.header.len() + of.region;
     let part = part_bytes(total);
-    let whose = serde_json::to_vec(mark)?;
+    let json = serde_json::to_vec(mark)?;
     wait(async {
         let there = to.join(&format!("step-{}/{attempt}/{MARK_FILE}", of.label.step));
-        to.bucket.store.put(&there, whose.into()).await.map_err(failed)?;
+        to.bucket.store.put(&there, json.into()).await.map_err(failed)?;
         if total <= part {
             tokio::time::sleep(throttle.delay(total)).await;
             to.bucket.store.put(&key, payload(of, 0..total)?).await.map_err(failed)?;
@@ -109,7 +109,7 @@ pub(super) fn write_shard(to: &Location, of: &Prepared, mark: &Mark, throttle: &
 
 async fn in_parts(
     to: &Location,
-    of: &Prepared,
+    of: &SealedShard,
     key: &Key,
     attempt: &str,
     mark: &Mark,

@@ -260,7 +260,7 @@ pub(super) fn running(storage: &dyn Storage, mark: &Mark, step: u64) -> io::Resu
             Some(left) => {
                 // A former owner hears of the new one rather than of its training.
                 still_owned(storage, mark)?;
-                Err(io::Error::other(format!("training has continued from step {left} since, without step {step}")))
+                Err(io::Error::other(format!("step {step} is obsolete: training has since continued from step {left}")))
             }
         },
         // Somebody has deleted the record. What it may have left behind stays.

@@ -3,16 +3,16 @@
 use super::files::{self, Published};
 use super::ownership::is_lost;
 use super::{disk, prune};
-use crate::direct::{Source, Throttle};
+use crate::direct_io::{Source, Throttle};
 use crate::format::manifest::Manifest;
 use crate::format::mark::Mark;
-use crate::prepared::Prepared;
+use crate::sealed_shard::SealedShard;
+use crate::shard_source::{ShardSource, is_inside};
 use crate::storage::{
     CleanUp, Foreign, Found, Home, Pruned, StillOwned, Storage, Target, Unchanged, Unreadable, absent, is_ours,
     not_ours,
 };
-use crate::stored::{Stored, is_inside};
-use crate::unique::unique;
+use crate::unique_id::unique_id;
 use everstep_core::id::RunId;
 use everstep_core::message::ShardFile;
 use everstep_wire::limits::NOTE_BYTES_MAX;
@@ -61,7 +61,7 @@ impl Storage for Directory {
         })
     }
 
-    fn write_shard(&self, of: &Prepared, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile> {
+    fn write_shard(&self, of: &SealedShard, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile> {
         files::write_shard(&self.path, of, mark, throttle)
     }
 
@@ -86,8 +86,8 @@ impl Storage for Directory {
         is_inside(file, 1)
     }
 
-    fn shard(&self, file: &str) -> io::Result<Stored> {
-        Source::open(&self.path.join(file)).map(Stored::File)
+    fn shard(&self, file: &str) -> io::Result<ShardSource> {
+        Source::open(&self.path.join(file)).map(ShardSource::File)
     }
 
     fn list(&self) -> io::Result<Vec<Found>> {
@@ -131,7 +131,7 @@ impl Storage for Directory {
     }
 
     fn create_new(&self, name: &str, bytes: Vec<u8>) -> io::Result<bool> {
-        let (path, temporary) = (self.path.join(name), self.path.join(format!(".{name}.{:016x}", unique())));
+        let (path, temporary) = (self.path.join(name), self.path.join(format!(".{name}.{:016x}", unique_id())));
         let mut file = File::create_new(&temporary)?;
         let written = file.write_all(&bytes).and_then(|()| file.sync_all());
         let linked = written.map(|()| fs::hard_link(&temporary, &path));
@@ -154,7 +154,7 @@ impl Storage for Directory {
     }
 
     fn replace(&self, name: &str, bytes: Vec<u8>) -> io::Result<()> {
-        let temporary = self.path.join(format!(".{name}.{:016x}", unique()));
+        let temporary = self.path.join(format!(".{name}.{:016x}", unique_id()));
         let mut file = File::create_new(&temporary)?;
         let replaced = file.write_all(&bytes).and_then(|()| fs::rename(&temporary, self.path.join(name)));
         // On a full disk there is no room for the remains of each attempt.

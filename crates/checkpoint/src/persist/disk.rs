@@ -2,8 +2,8 @@
 //! for a pipe, and an error never means "absent". With the feature `faults`, any of them can be
 //! made to fail.
 
-use crate::regular::read_regular_in;
-use crate::unique::unique;
+use crate::regular_file::read_regular_in;
+use crate::unique_id::unique_id;
 use rustix::fs::{AtFlags, CWD, FileType, RenameFlags, renameat, renameat_with, statat};
 use rustix::io::Errno;
 use std::fs::{self, File};
@@ -121,7 +121,7 @@ pub(super) fn read_in(at: impl AsFd, path: &Path, limit: u64) -> io::Result<Vec<
 /// there is one.
 pub(super) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let temporary = path.with_file_name(format!(".{name}.{:016x}", unique()));
+    let temporary = path.with_file_name(format!(".{name}.{:016x}", unique_id()));
     let written = (|| {
         faults::check()?;
         let mut file = File::create_new(&temporary)?;

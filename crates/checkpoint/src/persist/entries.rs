@@ -8,7 +8,7 @@ use crate::format::manifest::{MANIFEST_FILE, Manifest};
 use crate::format::mark::{MARK_FILE, Mark, turn_of};
 use crate::lineage::Place;
 use crate::storage::{Runs, Unreadable};
-use crate::unique::unique;
+use crate::unique_id::unique_id;
 use everstep_core::id::RunId;
 use everstep_wire::limits::{MANIFEST_BYTES_MAX, NOTE_BYTES_MAX};
 use rustix::fs::FileType;
@@ -109,7 +109,7 @@ fn unpublished_named(name: &str) -> Option<(u64, (u64, u64))> {
 /// Where a checkpoint goes while it is deleted.
 #[must_use]
 pub(super) fn deleting_name(step: u64) -> String {
-    format!("step-{step}.gone-{:016x}", unique())
+    format!("step-{step}.gone-{:016x}", unique_id())
 }
 
 fn deleting_named(name: &str) -> Option<u64> {
@@ -202,7 +202,7 @@ pub(super) fn look(path: &Path, name: &str, run: Option<RunId>) -> What {
         Ok(Some(FileType::Directory)) => {}
         Ok(Some(FileType::Symlink)) => return foreign("a link".into()),
         Ok(Some(_)) => return foreign("not a directory".into()),
-        Ok(None) => return foreign("gone meanwhile".into()),
+        Ok(None) => return foreign("deleted in the meantime".into()),
         Err(e) => {
             let why = Unreadable::io(path.display(), e);
             return match step_named {
@@ -221,20 +221,20 @@ pub(super) fn look(path: &Path, name: &str, run: Option<RunId>) -> What {
             Ok(Some(mark)) if Some(mark.run) == run && mark.turn() < turn && is_of(path, run) => {
                 What::Unpublished(mark)
             }
-            Ok(Some(mark)) if Some(mark.run) == run => foreign("its mark and its name differ".into()),
+            Ok(Some(mark)) if Some(mark.run) == run => foreign(format!("its {MARK_FILE} does not match its name")),
             Ok(Some(_)) => foreign("written for another directory".into()),
-            Ok(None) => foreign("it has no mark of everstep".into()),
-            Err(e) => foreign(format!("its mark cannot be read: {e}")),
+            Ok(None) => foreign(format!("it has no {MARK_FILE}")),
+            Err(e) => foreign(format!("its {MARK_FILE} cannot be read: {e}")),
         };
     }
     if let Some(step) = deleting_named(name) {
         return match manifest_in(path) {
             Ok(m) if m.step == step && run.is_some() && m.writer.map(|w| w.run) == run => What::Deleting(Box::new(m)),
-            Ok(_) => foreign("it is not of this directory".into()),
+            Ok(_) => foreign("it belongs to another directory".into()),
             Err(why) => foreign(why.to_string()),
         };
     }
-    foreign("everstep gives no such names".into())
+    foreign("not a name that everstep uses".into())
 }
 
 /// The manifest in there is of this run.
@@ -257,7 +257,7 @@ fn published(path: &Path, step: u64, run: Option<RunId>) -> What {
             Ok(files) if files.iter().any(|f| f.to_str().is_some_and(is_shard_or_note) || *f == *MARK_FILE) => {
                 What::Damaged { step, why }
             }
-            Ok(_) => foreign("no checkpoint of everstep".into()),
+            Ok(_) => foreign("not an everstep checkpoint".into()),
         },
         Err(why) => What::Damaged { step, why },
     }

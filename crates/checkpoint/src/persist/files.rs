@@ -14,10 +14,10 @@ use super::entries::{
 };
 use super::opened::{Opened, forget};
 use super::{disk, prune};
-use crate::direct::{Throttle, write_file};
+use crate::direct_io::{Throttle, write_file};
 use crate::format::manifest::{MANIFEST_FILE, Manifest};
 use crate::format::mark::{MARK_FILE, Mark};
-use crate::prepared::Prepared;
+use crate::sealed_shard::SealedShard;
 use crate::storage::{Found, StillOwned, Target, Unreadable};
 use everstep_core::id::RunId;
 use everstep_core::message::ShardFile;
@@ -36,7 +36,7 @@ fn unpublished(directory: &Path, step: u64, mark: &Mark) -> PathBuf {
 }
 
 fn taken(path: &Path, why: &str) -> io::Error {
-    let what = format!("{} is taken: {why}; it is left as it is, move it away", path.display());
+    let what = format!("{} already exists and is not replaced: {why}; move it away", path.display());
     io::Error::new(io::ErrorKind::AlreadyExists, what)
 }
 
@@ -63,9 +63,9 @@ fn prepare(directory: &Path, step: u64, mark: &Mark) -> io::Result<PathBuf> {
     loop {
         match mark_in(&target)? {
             Some(there) if there.run == mark.run && there.turn() == mark.turn() => return Ok(target),
-            Some(_) => return Err(taken(&target, "it has another writer's mark")),
+            Some(_) => return Err(taken(&target, "another job wrote it")),
             None if since.elapsed() < MARK_WITHIN => std::thread::sleep(MARK_WITHIN / 100),
-            None => return Err(taken(&target, "it has no mark of everstep")),
+            None => return Err(taken(&target, "everstep did not write it")),
         }
     }
 }
@@ -74,7 +74,12 @@ fn prepare(directory: &Path, step: u64, mark: &Mark) -> io::Result<PathBuf> {
 ///
 /// # Errors
 /// Those of the file system; `InvalidData` when the slot does not hold the step any more.
-pub(super) fn write_shard(directory: &Path, of: &Prepared, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile> {
+pub(super) fn write_shard(
+    directory: &Path,
+    of: &SealedShard,
+    mark: &Mark,
+    throttle: &Throttle,
+) -> io::Result<ShardFile> {
     fs::create_dir_all(directory)?;
     let within = prepare(directory, of.label.step, mark)?;
     let target = within.join(&of.name);
@@ -127,7 +132,7 @@ pub(super) fn publish(
     let inside = Opened::checkpoint(&from)?;
     match mark_of(&inside)? {
         Some(there) if there.run == mark.run && there.turn() == mark.turn() => {}
-        _ => return Err(taken(&from, "it does not have this job's mark")),
+        _ => return Err(taken(&from, "this job did not write it")),
     }
     // What an earlier life has left under the same name.
     for name in inside.names()? {
@@ -138,7 +143,7 @@ pub(super) fn publish(
     }
     for shard in &manifest.shards {
         if disk::length(&from.join(&shard.file))? != Some(shard.bytes) {
-            let what = format!("{} in {} is missing, or not as it was written", shard.file, from.display());
+            let what = format!("{} in {} is missing or was changed", shard.file, from.display());
             return Err(io::Error::new(io::ErrorKind::NotFound, what));
         }
     }
@@ -220,7 +225,7 @@ fn exactly(directory: &Path, from: &Path, manifest: &Manifest, run: RunId) -> io
         return Err(taken(&to, "everstep did not write it, or cannot read it"));
     };
     if !manifest.stands_for(&old, run, true) {
-        return Err(taken(&to, "it was not saved in this way"));
+        return Err(taken(&to, "everstep.dcp.Writer did not save it there"));
     }
     only_ours_in(&to, &old).map_err(|why| taken(&to, &why.to_string()))?;
     replace(directory, from, to, &old)

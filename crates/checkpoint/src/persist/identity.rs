@@ -104,7 +104,7 @@ fn recorded(storage: &dyn Storage) -> io::Result<Option<Identity>> {
             }
             _ => {
                 let what = format!(
-                    "{RUN_FILE} is damaged or of another version; restore it, or delete it to let what is in memory go and continue from here"
+                    "{RUN_FILE} is damaged or from another version; restore it, or delete it to discard the steps in memory and continue from the checkpoints in this directory"
                 );
                 return Err(io::Error::new(io::ErrorKind::InvalidData, what));
             }

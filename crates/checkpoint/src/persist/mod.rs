@@ -13,7 +13,7 @@ mod ownership;
 mod owning_process;
 mod prune;
 
-pub use crate::prepared::Prepared;
+pub use crate::sealed_shard::SealedShard;
 pub use crate::storage::{Foreign, Found, Inherited, Pruned, Target, Unreadable};
 pub use branch::{BRANCH_FILE, Origin, Record};
 #[cfg(feature = "faults")]
@@ -23,7 +23,7 @@ pub use identity::RUN_FILE;
 pub use ownership::{Claim, ClaimError, Claimant};
 
 use crate::arena::Slot;
-use crate::direct::Throttle;
+use crate::direct_io::Throttle;
 use crate::format::manifest::{Manifest, VERSION};
 use crate::format::mark::Mark;
 use crate::lineage::{self, Lineage, Place};
@@ -111,7 +111,7 @@ pub fn write_shard(
     rank: Rank,
     throttle: &Throttle,
 ) -> io::Result<ShardFile> {
-    at(directory)?.write_shard(&Prepared::of(slot, step, rank)?, mark, throttle)
+    at(directory)?.write_shard(&SealedShard::of(slot, step, rank)?, mark, throttle)
 }
 
 /// Makes a checkpoint visible, if the directory is still its writer's, and says where. Doing it

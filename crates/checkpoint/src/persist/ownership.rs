@@ -10,9 +10,9 @@ use super::owning_process::{has_ended, this_process};
 use crate::format::digest::crc;
 use crate::format::mark::Mark;
 use crate::storage::Storage;
-use crate::unique::unique;
+use crate::unique_id::unique_id;
 use everstep_core::id::RunId;
-use everstep_core::ownership::{ProcessId, RENEWAL, Record, Tenure, Verdict, Watch, refusal};
+use everstep_core::ownership::{Lease, ProcessId, RENEWAL, Record, Verdict, Watch, refusal};
 use everstep_core::time::Time;
 use std::io;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -125,7 +125,7 @@ impl Claim {
                     if let Some(owner) = found.filter(|_| !told && start.elapsed() > RENEWAL * 2) {
                         told = true;
                         notice(format!(
-                            "{directory} belongs to job {:?} (host {}, pid {}), which has not been heard of for {} s; taking over in {} s",
+                            "{directory} belongs to job {:?} (host {}, pid {}), which has been silent for {} s; taking over in {} s",
                             owner.job,
                             owner.host,
                             owner.process.pid,
@@ -137,7 +137,7 @@ impl Claim {
                 Verdict::Ours { .. } | Verdict::Refuse => {}
                 Verdict::Claim { .. } => {
                     if start.elapsed() > who.silence + LEADER {
-                        let what = "the node that publishes checkpoints has not claimed it: is it the same directory on all nodes?";
+                        let what = "the node that publishes checkpoints has not claimed it; check that all nodes use the same directory";
                         return Err(failed(io::Error::new(io::ErrorKind::TimedOut, what)));
                     }
                 }
@@ -170,7 +170,9 @@ impl Claim {
         // Without a thread nothing is renewed: a later start may take over after its silence, and
         // then nothing is published here.
         let thread = thread.inspect_err(|e| {
-            notice(format!("no thread to renew the claim on {directory} ({e}): another job may take it over"));
+            notice(format!(
+                "cannot start a thread to renew the claim on {directory} ({e}); another job may take it over"
+            ));
         });
         Ok(Claim { record: held, storage, stop: thread.ok().map(|thread| (stop, thread)), predecessor: None })
     }
@@ -203,7 +205,7 @@ impl Claim {
     /// Nobody has taken the directory over, and nobody has released it.
     #[must_use]
     pub fn is_current(&self) -> bool {
-        let own = Tenure { run: self.run(), epoch: self.epoch() };
+        let own = Lease { run: self.run(), epoch: self.epoch() };
         let lasts = |run, newest: Option<Record>| {
             own.lasts(run, newest.as_ref().map(|r| r.epoch)) && newest.is_none_or(|r| !r.released)
         };
@@ -248,7 +250,7 @@ fn own_record(run: RunId, epoch: u64, who: &Claimant) -> Record {
     let (life, job) = (who.life.clone(), who.job.clone());
     let process = this_process();
     // A beat that no other process of this job has left there: whoever watches sees a change.
-    Record { run, epoch, life, job, host, process, nodes: who.nodes, beat: unique() >> 16, released: false }
+    Record { run, epoch, life, job, host, process, nodes: who.nodes, beat: unique_id() >> 16, released: false }
 }
 
 /// Replaces the record, unless somebody else has the directory by now. Where somebody has deleted
@@ -264,7 +266,7 @@ fn renew(storage: &dyn Storage, record: &Mutex<Record>) -> io::Result<()> {
         // Another job was faster.
         return Ok(());
     }
-    if (Tenure { run: record.run, epoch: record.epoch }).lasts(run, newest) {
+    if (Lease { run: record.run, epoch: record.epoch }).lasts(run, newest) {
         storage.replace(&storage.owner_name(record.epoch), serde_json::to_vec(&record)?)?;
     }
     Ok(())
@@ -331,7 +333,7 @@ pub(super) fn still_owned(storage: &dyn Storage, mark: &Mark) -> io::Result<()> 
         return Ok(());
     }
     let (run, newest_epoch) = state(storage)?;
-    if (Tenure { run: mark.run, epoch: mark.epoch }).lasts(run, newest_epoch) {
+    if (Lease { run: mark.run, epoch: mark.epoch }).lasts(run, newest_epoch) {
         return Ok(());
     }
     let by = newest(storage)
@@ -342,7 +344,7 @@ pub(super) fn still_owned(storage: &dyn Storage, mark: &Mark) -> io::Result<()> 
         Some(run) if run != mark.run => format!("removed or replaced, and is now owned{by}"),
         _ => format!("taken over{by} while this job did not renew its claim"),
     };
-    let what = format!("the directory was {how}; nothing is published from here any more");
+    let what = format!("the directory was {how}; this job can no longer publish checkpoints there");
     Err(io::Error::new(io::ErrorKind::PermissionDenied, what))
 }
 

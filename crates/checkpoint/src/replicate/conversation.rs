@@ -3,11 +3,11 @@
 
 use super::budget::Portion;
 use super::entrance::Until;
-use super::holder::Holder;
 use super::protocol::{Answer, Ask, BUSY, DAMAGED, EXTENT_HEADER, SILENCE, WHEN_IDLE, description_crc};
+use super::replica_holder::ReplicaHolder;
 use super::upload::Upload;
 use crate::arena::{Label, Slot};
-use crate::erasure::parity::{Incoming, Lengths, ParityRound};
+use crate::erasure::parity_shard::{Incoming, Lengths, ParityRound};
 use crate::format::digest::{CHUNK_BYTES, crc};
 use everstep_wire::frame;
 use everstep_wire::limits::INDEX_BYTES_MAX;
@@ -28,11 +28,11 @@ const PIECE_BYTES: usize = 256 << 10;
 
 /// The holder's side of one stream.
 pub struct Conversation<'a> {
-    holder: &'a Holder,
+    holder: &'a ReplicaHolder,
     tcp: Arc<TcpStream>,
-    /// The shard that the stream brings.
+    /// The shard that the stream delivers.
     upload: Option<Arc<Upload>>,
-    /// The parity shard that the stream brings.
+    /// The parity shard that the stream delivers.
     incoming: Option<Arc<Incoming>>,
     /// The slot that the other agent reads.
     found: Option<Arc<Slot>>,
@@ -56,7 +56,7 @@ fn refused(why: impl Into<String>) -> Next {
 
 impl<'a> Conversation<'a> {
     /// Takes a stream whose other end has shown that it belongs to the job.
-    pub fn new(holder: &'a Holder, tcp: TcpStream) -> Self {
+    pub fn new(holder: &'a ReplicaHolder, tcp: TcpStream) -> Self {
         Conversation { holder, tcp: Arc::new(tcp), upload: None, incoming: None, found: None, piece: Vec::new() }
     }
 
@@ -123,12 +123,12 @@ impl<'a> Conversation<'a> {
             return Ok(refused("label or index arrived damaged"));
         }
         // If that was the same shard, its streams are closed now, and this one goes on.
-        self.brings(None);
+        self.set_upload(None);
         Ok(match self.holder.begin(label, region, &json, base) {
             Ok(None) => Next::Answer(Answer::Done),
             Ok(Some(begun)) => {
                 let missing = begun.missing();
-                self.brings(Some(begun));
+                self.set_upload(Some(begun));
                 Next::Answer(Answer::Missing(missing))
             }
             Err(why) => refused(why.to_string()),
@@ -136,20 +136,20 @@ impl<'a> Conversation<'a> {
     }
 
     fn join(&mut self, label: Label) -> Next {
-        self.brings(self.holder.begun(label));
+        self.set_upload(self.holder.begun(label));
         match &self.upload {
             Some(_) => Next::Answer(Answer::Done),
             None => refused("nobody has begun this"),
         }
     }
 
-    /// From now on the stream brings this shard, and no other.
-    fn brings(&mut self, upload: Option<Arc<Upload>>) {
+    /// Lets the stream deliver this shard, and no other, from now on.
+    fn set_upload(&mut self, upload: Option<Arc<Upload>>) {
         if let Some(before) = &self.upload {
-            before.bringers.detach(&self.tcp);
+            before.suppliers.detach(&self.tcp);
         }
         if let Some(upload) = &upload {
-            upload.bringers.attach(&self.tcp);
+            upload.suppliers.attach(&self.tcp);
         }
         self.upload = upload;
     }
@@ -178,12 +178,12 @@ impl<'a> Conversation<'a> {
     fn parity(&mut self, ask: &Ask) -> io::Result<Next> {
         let Ask::Parity { of, round, region, description, base } = *ask else { return Ok(Next::Close) };
         if let Some(before) = self.incoming.take() {
-            before.bringers.detach(&self.tcp);
+            before.suppliers.detach(&self.tcp);
         }
         match self.holder.parity(ParityRound { want: of, round }, Lengths { region, description }, base) {
             Ok(None) => Ok(Next::Answer(Answer::Missing(Vec::new()))),
             Ok(Some(begun)) => {
-                begun.bringers.attach(&self.tcp);
+                begun.suppliers.attach(&self.tcp);
                 frame::write(&mut &*self.tcp, &Answer::Done)?;
                 self.incoming.insert(begun).receive(&self.tcp)?;
                 Ok(Next::Done)

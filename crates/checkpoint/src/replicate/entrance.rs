@@ -1,8 +1,8 @@
 //! The way into a holder: little memory and little time for whoever has not shown the job's secret.
 
 use super::conversation::Conversation;
-use super::holder::Holder;
 use super::protocol::{Answer, Ask, SILENCE, VERSION};
+use super::replica_holder::ReplicaHolder;
 use everstep_wire::door::{self, Door, Pass, Trouble};
 use everstep_wire::frame;
 use everstep_wire::limits::{HELLO_BYTES_MAX, PROOF_TIMEOUT, REPLICA_STREAMS_MAX};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-impl Holder {
+impl ReplicaHolder {
     /// Accepts streams for ever; `report` gets a line when that fails.
     pub fn serve(self: &Arc<Self>, listener: &TcpListener, report: fn(&str)) {
         let (door, mut trouble) = (Door::default(), Trouble::default());

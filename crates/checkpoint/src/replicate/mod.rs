@@ -6,17 +6,17 @@
 //!  slot <──pull── holders' slots    (ranges from several at once, verified on arrival; a bad chunk comes from the next)
 //! ```
 
-pub mod bringers;
 mod budget;
 mod conversation;
 mod entrance;
-pub mod holder;
 pub mod protocol;
 pub mod pull;
 pub mod push;
+mod receive_slots;
 pub mod refusal;
-mod room;
-pub mod taken;
+pub mod replica_holder;
+pub mod round_slots;
+pub mod suppliers;
 mod upload;
 
-pub use room::{Named, Room};
+pub use receive_slots::{NamedSlots, ReceiveSlot};

@@ -8,7 +8,7 @@
 //! it is computed, comes as whole positions, each with its checksum (u64) after the length.
 
 use crate::arena::Label;
-use crate::fused::Running;
+use crate::copy_crc::Running;
 use everstep_wire::frame;
 use everstep_wire::limits::{CONNECT_TIMEOUT, INDEX_BYTES_MAX};
 use serde::{Deserialize, Serialize};

@@ -3,9 +3,9 @@
 
 use super::protocol::{Ask, Peer, Stream, Want};
 use crate::arena::{Label, Repair, Slot, Writing};
+use crate::copy_crc::Running;
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::index::Index;
-use crate::fused::Running;
 use everstep_wire::limits::REGION_BYTES_MAX;
 use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, Read};

@@ -251,7 +251,7 @@ impl Job<'_> {
         }
         if answer & DAMAGED != 0 {
             if attempts + 1 >= ATTEMPTS {
-                let why = format!("a chunk at {offset} arrives damaged again and again, or is damaged here");
+                let why = format!("the chunk at {offset} repeatedly arrives damaged, or is damaged here");
                 return Err(io::Error::new(io::ErrorKind::InvalidData, why));
             }
             let chunk = offset / CHUNK_BYTES as u64;

@@ -1,4 +1,4 @@
-//! Why a node does not take what another one brings.
+//! Why a node refuses what another node sends.
 
 use std::io;
 
@@ -12,7 +12,7 @@ pub enum Refusal {
     #[error("the index does not fit its region")]
     Region,
     /// It is of another run.
-    #[error("it is of another run: all nodes of a job must be given the same checkpoint directory")]
+    #[error("it belongs to another run; give all nodes of a job the same checkpoint directory")]
     OtherRun,
     /// A later generation has begun.
     #[error("generation {0} is over")]
@@ -31,7 +31,7 @@ pub enum Refusal {
     SlotNeeded,
     /// Memory is short.
     #[error("a replica of {} MiB does not fit into this node's shared memory ({} MiB free)", need >> 20, free >> 20)]
-    Room {
+    TooLittleMemory {
         /// Bytes of the slot.
         need: u64,
         /// Bytes that are free.

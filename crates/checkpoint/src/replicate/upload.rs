@@ -1,11 +1,11 @@
-//! A slot that arrives from another node: which chunks are there, verified as they come.
+//! A shard that is arriving from another node: which chunks are there, verified as they arrive.
 
-use super::bringers::Bringers;
 use super::refusal::Refusal;
+use super::suppliers::Suppliers;
 use crate::arena::{Label, Slot, State};
+use crate::copy_crc::Running;
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::index::Index;
-use crate::fused::Running;
 use std::io::{self, Read};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,17 +16,17 @@ const PIECE_BYTES: usize = 256 << 10;
 /// See the module.
 #[derive(Debug)]
 pub struct Upload {
-    /// Whose, and which step.
+    /// The rank and the step.
     pub label: Label,
     index: Index,
     region: usize,
     /// Chunks that are there and verified.
     done: Vec<AtomicBool>,
-    /// Chunks on their way: bytes so far and their checksum. Each chunk comes on one stream, in
-    /// order.
+    /// Chunks that are arriving: bytes so far and their checksum. Each chunk arrives on one stream,
+    /// in order.
     partial: Vec<Mutex<(usize, Running)>>,
-    /// Who brings it.
-    pub bringers: Bringers,
+    /// The connections that deliver it.
+    pub suppliers: Suppliers,
 }
 
 impl Upload {
@@ -59,7 +59,7 @@ impl Upload {
             done: (0..chunks).map(|_| AtomicBool::new(false)).collect(),
             partial: (0..chunks).map(|_| Mutex::new((0, Running::default()))).collect(),
             index,
-            bringers: Bringers::of(writing),
+            suppliers: Suppliers::of(writing),
         };
         if known {
             upload.recognise(&slot);
@@ -67,7 +67,7 @@ impl Upload {
         Ok(upload)
     }
 
-    /// Chunks that an interrupted attempt has brought are told by their checksums.
+    /// Recognizes the chunks of an interrupted attempt by their checksums.
     fn recognise(&self, slot: &Slot) {
         for (chunk, done) in self.done.iter().enumerate() {
             let (from, len) = self.place(chunk);
@@ -105,7 +105,7 @@ impl Upload {
     /// Those of the stream; `InvalidData` for an extent that is not the next of its chunk.
     pub fn receive(&self, offset: u64, len: usize, from: &mut impl Read) -> io::Result<bool> {
         let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
-        let writing = self.bringers.write()?;
+        let writing = self.suppliers.write()?;
         let offset = usize::try_from(offset).map_err(|_| wrong("extent outside the region"))?;
         let chunk = offset / CHUNK_BYTES;
         let partial = self.partial.get(chunk).ok_or_else(|| wrong("extent outside the region"))?;
@@ -140,8 +140,8 @@ impl Upload {
 
     /// Seals the slot if all chunks are there.
     pub fn seal(&self) -> bool {
-        let complete = self.done.iter().all(|d| d.load(Ordering::Acquire)) && !self.bringers.is_over();
-        if complete && let Some(slot) = self.bringers.take() {
+        let complete = self.done.iter().all(|d| d.load(Ordering::Acquire)) && !self.suppliers.is_over();
+        if complete && let Some(slot) = self.suppliers.take() {
             slot.seal(None);
         }
         complete

@@ -45,7 +45,7 @@ pub enum PlanError {
     #[error("a part lies outside of its tensor of shape {0:?}: {1:?}")]
     Outside(Vec<u64>, Box<Part>),
     /// Nobody holds some of it.
-    #[error("no shard holds {elements} of the {wanted} elements that are wanted, from element {first:?} on")]
+    #[error("the checkpoint lacks {elements} of the {wanted} elements needed, from element {first:?} on")]
     Missing {
         /// of how many
         wanted: u64,

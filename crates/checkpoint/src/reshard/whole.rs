@@ -5,7 +5,7 @@ use super::plan::{Held, PlanError, Run, Table};
 
 use crate::format::dtype::element_bytes;
 use crate::format::index::Tensor;
-use crate::format::places::Places;
+use crate::format::tensor_parts::Places;
 use crate::persist::read_manifest;
 use crate::restore::{Headers, Readers, RestoreError, Shard, Target};
 use crate::storage::Unreadable;
@@ -24,7 +24,7 @@ pub enum WholeError {
     #[error(transparent)]
     Shard(#[from] RestoreError),
     /// Shards that do not belong together.
-    #[error("{0} has shape {1:?} in one shard and {2:?} in another; the checkpoint is of no one model")]
+    #[error("{0} has shape {1:?} in one shard and {2:?} in another; the shards are not from the same model")]
     OfTwoModels(String, Vec<u64>, Vec<u64>),
     /// No such tensor.
     #[error("{0} is not in the checkpoint")]
@@ -36,7 +36,7 @@ pub enum WholeError {
     #[error("the memory that ranks of this node share to read a checkpoint: {0}")]
     Window(std::io::Error),
     /// Memory of another size than the part.
-    #[error("{name}: {bytes} bytes of the checkpoint are to be read into {room}")]
+    #[error("{name} has {bytes} bytes in the checkpoint, but room for {room} here")]
     Room {
         /// the tensor
         name: String,

@@ -20,7 +20,7 @@ mod workers;
 
 use crate::exit_code::ExitCode;
 use crate::id::{Epoch, Generation, Incarnation, NodeId, Rank, Step};
-use crate::ledger::{Account, Book};
+use crate::ledger::{Account, NodeLedger};
 use crate::message::{Checked, CrewReport, Ended, ExitReason, Failure, Hello, Report, Running, Slot, Start};
 use crate::severity::Table;
 use crate::spec::JobSpec;
@@ -84,7 +84,7 @@ struct Crew {
     /// Workers whose scripts are over, by local rank.
     ended: BTreeMap<u32, Ended>,
     /// Local ranks whose failure was reported.
-    told: BTreeSet<u32>,
+    reported: BTreeSet<u32>,
     /// Local ranks that died of a signal that nobody here had sent.
     killed: BTreeSet<u32>,
     /// Local ranks shutting down after an exception; true: it follows from a failure elsewhere.
@@ -138,19 +138,19 @@ pub struct Agent {
     signs: signs::Signs,
     /// The latest part in a check of the nodes, and its result.
     checked: Option<((Time, u32), Option<Checked>)>,
-    book: Book,
+    ledger: NodeLedger,
     /// Time of the latest event, and of the latest tick.
     now: Time,
     ticked: Time,
     signals: u32,
     /// The stop that was asked for or ordered.
-    stop: Option<stopping::Asked>,
+    stop: Option<stopping::Stage>,
     over: Option<ExitReason>,
     exited: bool,
     out: VecDeque<Command>,
     /// The planted bug to exhibit, if any.
     #[cfg(feature = "planted")]
-    pub planted: Option<crate::planted::Bug>,
+    pub planted: Option<crate::planted_bugs::Bug>,
 }
 
 impl Agent {
@@ -158,7 +158,7 @@ impl Agent {
     #[must_use]
     pub fn new(config: Config, now: Time) -> Self {
         let config_held = config.held;
-        let book = Book::new(config.workers, now.micros());
+        let ledger = NodeLedger::new(config.workers, now.micros());
         Agent {
             config,
             epoch: Epoch(0),
@@ -176,7 +176,7 @@ impl Agent {
             last_reached: None,
             signs: signs::Signs::default(),
             checked: None,
-            book,
+            ledger,
             now,
             ticked: now,
             signals: 0,
@@ -251,18 +251,19 @@ impl Agent {
             // Its workers are gone.
             Event::Crew(..) => {}
         }
+        self.pursue_stop(now);
     }
 
     /// Returns the accounts of this node's places: the latest generations, the current one last.
     #[must_use]
     pub fn accounts(&self, now: Time) -> Vec<Account> {
-        self.book.accounts(now.micros())
+        self.ledger.accounts(now.micros())
     }
 
     /// Returns whether no part of that time is missing or counted twice.
     #[must_use]
     pub fn accounts_are_whole(&self, now: Time) -> bool {
-        self.book.is_whole(now.micros())
+        self.ledger.is_whole(now.micros())
     }
 
     /// Returns the next command, or `None` if there is none.
@@ -281,7 +282,7 @@ impl Agent {
             .chain(stop)
             .chain(fence)
             .chain(self.refusal_until())
-            .chain(self.unheard_until())
+            .chain(self.stop_deadline())
             .filter(|at| *at > self.ticked)
             .min()
     }
@@ -329,7 +330,6 @@ impl Agent {
     fn tick(&mut self, now: Time) {
         self.ticked = now;
         self.end_refused(now);
-        self.stop_unheard(now);
         let ladder = self.config.spec.ladder();
         if !self.connected && self.over.is_none() && now >= self.alone_since.after(ladder.orphan) {
             self.orphaned(now);
@@ -364,7 +364,8 @@ impl Agent {
         if now >= self.gives_up_at() {
             let waited = now.since(self.alone_since).as_secs();
             let why = format!(
-                "no coordinator for {waited} s; memory checkpoints stay on this node, start the job again to resume"
+                "no coordinator for {waited} s; the checkpoints in memory stay on this node; start the job again to \
+                 resume from them"
             );
             return self.end(now, ExitReason { code: ExitCode::Requeue.number(), why });
         }
@@ -374,7 +375,8 @@ impl Agent {
         }
         let patience = self.config.spec.join_timeout_ms / 1000;
         let what = format!(
-            "no coordinator for {waited} s: the workers of this node are ended, as others may have taken their place; the job continues from memory if the coordinator is back within {patience} s (--join-timeout)"
+            "no coordinator for {waited} s: stopping the workers on this node, because others may have replaced them; \
+             the job continues from memory if the coordinator is back within {patience} s (--join-timeout)"
         );
         self.out.push_back(Command::Say { what });
         self.kill(ladder.fence_grace);

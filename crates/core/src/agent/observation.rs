@@ -15,6 +15,28 @@ pub struct Section {
     pub waits_for_data: bool,
 }
 
+/// What /proc shows of a worker's process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Process {
+    /// It is stopped (state T).
+    pub stopped: bool,
+    /// The main thread runs, or waits for a CPU (state R).
+    pub runnable: bool,
+    /// CPU time used so far, in milliseconds.
+    pub cpu_ms: u64,
+}
+
+/// Counters of a worker's Python interpreter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Interpreter {
+    /// Rises while the interpreter lock can be acquired.
+    pub ticks: u64,
+    /// Rises while it can be acquired at once: the main thread is outside Python.
+    pub free_ticks: u64,
+    /// Rises when the main thread is seen on another line of Python.
+    pub stack_changes: u64,
+}
+
 /// How far a worker's script is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Script {
@@ -75,18 +97,10 @@ pub struct Observation {
     pub beats: u64,
     /// What it does besides steps.
     pub section: Section,
-    /// The process is stopped (state T in /proc).
-    pub stopped: bool,
-    /// The main thread runs, or waits for a CPU (state R in /proc).
-    pub runnable: bool,
-    /// CPU time used by the process so far, in milliseconds.
-    pub cpu_ms: u64,
-    /// Rises while the interpreter lock can be acquired.
-    pub interpreter_ticks: u64,
-    /// Rises when the main thread is seen on another line of Python.
-    pub stack_changes: u64,
-    /// Rises while the interpreter lock can be acquired at once: the main thread is outside Python.
-    pub free_ticks: u64,
+    /// The process, as the kernel sees it.
+    pub process: Process,
+    /// Progress of its Python interpreter.
+    pub interpreter: Interpreter,
     /// TERM only sets a flag in this process, so time between TERM and KILL gains nothing.
     pub flags_stop: bool,
     /// Steps are observed from outside: the script does not announce evaluations and saves.

@@ -31,7 +31,7 @@ impl Agent {
             }
             Order::Check(check) => self.check(check),
             Order::StandBy => self.warm(),
-            Order::Idle { excluded } if self.crew.is_none() => self.book.waits(now.micros(), excluded),
+            Order::Idle { excluded } if self.crew.is_none() => self.ledger.waits(now.micros(), excluded),
             Order::Idle { .. } => {}
             Order::Notice { what } => self.out.push_back(Command::Say { what }),
             Order::End(reason) | Order::Leave(reason) => self.end(now, reason),
@@ -88,7 +88,7 @@ impl Agent {
         if let Some(crew) = &mut self.crew {
             crew.restoring.clear();
         }
-        self.book.best(restore.best.map_or(0, |s| s.0));
+        self.ledger.best(restore.best.map_or(0, |s| s.0));
         self.goes_on_from(restore.step);
         self.command(generation, CrewCommand::Restore(restore));
     }

@@ -27,7 +27,7 @@ pub(super) struct Replicas {
     /// coordinator.
     stale: bool,
     /// The coordinator knows that this node takes part.
-    told: bool,
+    announced: bool,
 }
 
 impl Replicas {
@@ -45,7 +45,7 @@ impl Agent {
         let replicas = &mut crew.replicas;
         replicas.sealed.insert(local_rank, step);
         replicas.wish = wish;
-        if !replicas.told
+        if !replicas.announced
             && let Some(step) = replicas.newest(workers)
         {
             self.ask_for_a_step(step, None);
@@ -58,7 +58,7 @@ impl Agent {
         let Some(crew) = self.crew.as_mut() else { return };
         let Replicas { wish, committed, .. } = &crew.replicas;
         let report = CrewReport::Sealed(Sealed { step, wish: *wish, instead, committed: *committed });
-        crew.replicas.told = true;
+        crew.replicas.announced = true;
         self.report(report);
     }
 
@@ -67,8 +67,8 @@ impl Agent {
         if let Some(crew) = self.crew.as_mut() {
             crew.replicas.stale = crew.replicas.busy;
         }
-        let told = self.crew.as_ref().filter(|c| c.replicas.told && !c.killing);
-        if let Some(step) = told.and_then(|c| c.replicas.newest(c.slot.workers)) {
+        let announced = self.crew.as_ref().filter(|c| c.replicas.announced && !c.killing);
+        if let Some(step) = announced.and_then(|c| c.replicas.newest(c.slot.workers)) {
             self.ask_for_a_step(step, None);
         }
     }

@@ -47,7 +47,7 @@ pub struct Watch {
     /// The machine has reported a failure since the last progress, or shortly before.
     machine_failed: bool,
     /// New steps at the time when people were notified of the present silence.
-    silence_told: Option<u64>,
+    silence_reported: Option<u64>,
     trainers: Trainers,
 }
 
@@ -158,8 +158,8 @@ impl Watch {
         let Some(last) = self.last else {
             self.last = Some(seen);
             (self.progress_at, self.tick_at, self.stack_at) = (now, now, now);
-            self.cpu_at_progress = seen.cpu_ms;
-            self.stopped_since = seen.stopped.then_some(now);
+            self.cpu_at_progress = seen.process.cpu_ms;
+            self.stopped_since = seen.process.stopped.then_some(now);
             return None;
         };
         if seen.step != last.step && last.step.is_some() {
@@ -178,27 +178,27 @@ impl Watch {
         let trainer = |o: &Observation| o.trainer.map(|t| t.pid);
         if trainer(&seen) != trainer(&last) {
             // Another process is looked at, and its CPU time is its own.
-            (self.progress_at, self.cpu_at_progress) = (now, seen.cpu_ms);
+            (self.progress_at, self.cpu_at_progress) = (now, seen.process.cpu_ms);
             (self.looks, self.runnable) = (0, 0);
         } else if seen.beats != last.beats || seen.step != last.step {
             self.longest = self.longest.max(now.since(self.progress_at));
             self.progress_at = now;
-            self.cpu_at_progress = seen.cpu_ms;
+            self.cpu_at_progress = seen.process.cpu_ms;
             (self.looks, self.runnable) = (0, 0);
         } else {
             self.looks = self.looks.saturating_add(1);
-            self.runnable = self.runnable.saturating_add(u32::from(seen.runnable));
+            self.runnable = self.runnable.saturating_add(u32::from(seen.process.runnable));
         }
-        if seen.interpreter_ticks != last.interpreter_ticks {
+        if seen.interpreter.ticks != last.interpreter.ticks {
             self.tick_at = now;
         }
-        if seen.stack_changes != last.stack_changes {
+        if seen.interpreter.stack_changes != last.interpreter.stack_changes {
             self.stack_at = now;
         }
-        if seen.free_ticks != last.free_ticks {
+        if seen.interpreter.free_ticks != last.interpreter.free_ticks {
             self.free_at = now;
         }
-        self.stopped_since = if seen.stopped { self.stopped_since.or(Some(now)) } else { None };
+        self.stopped_since = if seen.process.stopped { self.stopped_since.or(Some(now)) } else { None };
         self.last = Some(seen);
         if self.reported {
             return None;
@@ -213,9 +213,9 @@ impl Watch {
     pub fn silence(&mut self, now: Time, ladder: &Ladder) -> Option<Silence> {
         let seen = self.last?;
         let lasted = now.since(self.progress_at);
-        if let Some(before) = self.silence_told {
+        if let Some(before) = self.silence_reported {
             if lasted < self.longest {
-                self.silence_told = None;
+                self.silence_reported = None;
                 return (seen.new_steps() > before).then_some(Silence::Over(self.longest));
             }
             return None;
@@ -226,7 +226,7 @@ impl Watch {
         {
             return None;
         }
-        self.silence_told = Some(seen.new_steps());
+        self.silence_reported = Some(seen.new_steps());
         Some(if seen.section.waits_for_data { Silence::WithoutData(lasted) } else { Silence::Lasts(lasted) })
     }
 
@@ -247,8 +247,8 @@ impl Watch {
             return (seen.section.timeout_ms > 0 && silence >= limit)
                 .then_some((HangEvidence::SectionTimeout, silence));
         }
-        let told = if self.durations.is_empty() { ladder.step_silence * 15 } else { threshold };
-        if self.machine_failed && silence >= told {
+        let allowed = if self.durations.is_empty() { ladder.step_silence * 15 } else { threshold };
+        if self.machine_failed && silence >= allowed {
             return Some((HangEvidence::MachineSign, silence));
         }
         // Before the first timed step there is nothing to compare with: setup, compilation,
@@ -256,7 +256,7 @@ impl Watch {
         if self.durations.is_empty() || silence < threshold {
             return None;
         }
-        let cpu = u128::from(seen.cpu_ms.saturating_sub(self.cpu_at_progress)) * 100;
+        let cpu = u128::from(seen.process.cpu_ms.saturating_sub(self.cpu_at_progress)) * 100;
         let share = u64::from(self.runnable) * 100 / u64::from(self.looks.max(1));
         let wants_cpu = self.looks >= LOOKS && share >= RUNNABLE_PERCENT;
         let computes_for = |at_least: Duration| {
@@ -270,13 +270,13 @@ impl Watch {
         } else {
             (threshold, evaluation)
         };
-        if computes_for(stuck) && seen.interpreter_ticks > 0 && now.since(self.tick_at) >= stuck {
+        if computes_for(stuck) && seen.interpreter.ticks > 0 && now.since(self.tick_at) >= stuck {
             return Some((HangEvidence::InterpreterHeld, silence));
         }
         // One long call of a library looks the same, except that it does not need the interpreter.
         let computes = self.free_at > self.progress_at;
         let stuck = if computes { stuck.max(evaluation) } else { stuck };
-        if computes_for(stuck) && seen.stack_changes > 0 && now.since(self.stack_at) >= stuck {
+        if computes_for(stuck) && seen.interpreter.stack_changes > 0 && now.since(self.stack_at) >= stuck {
             return Some((HangEvidence::Spinning, silence));
         }
         // Storage may be slow; only a much longer wait means that the loader is stuck.
@@ -288,11 +288,25 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
-    use super::super::observation::{Section, Trainer};
+    use super::super::observation::{Interpreter, Process, Section, Trainer};
     use super::*;
 
     fn ladder() -> Ladder {
         Ladder::from_detect_timeout(Duration::from_secs(2))
+    }
+
+    /// The same, with more CPU time used and more ticks, free ticks and changes of the stack.
+    fn later(seen: Observation, cpu_ms: u64, [ticks, free_ticks, stack_changes]: [u64; 3]) -> Observation {
+        let Observation { process, interpreter, .. } = seen;
+        Observation {
+            process: Process { cpu_ms: process.cpu_ms + cpu_ms, ..process },
+            interpreter: Interpreter {
+                ticks: interpreter.ticks + ticks,
+                free_ticks: interpreter.free_ticks + free_ticks,
+                stack_changes: interpreter.stack_changes + stack_changes,
+            },
+            ..seen
+        }
     }
 
     /// Runs a worker for 5 s with 100 ms steps, then `after` every 100 ms for `seconds`.
@@ -302,9 +316,7 @@ mod tests {
         for i in 0..50 {
             seen.step = Some(i);
             seen.beats = i;
-            seen.cpu_ms += 90;
-            seen.interpreter_ticks += 1;
-            seen.stack_changes += 1;
+            seen = later(seen, 90, [1, 0, 1]);
             assert_eq!(watch.observe(Time(i * 100), seen, &ladder()), None);
         }
         (0..seconds * 10).find_map(|i| {
@@ -326,29 +338,26 @@ mod tests {
 
     #[test]
     fn a_stopped_worker_is_hung_after_the_detect_timeout() {
-        let (evidence, silence) = run(10, |_, s| Observation { stopped: true, ..s }).unwrap();
+        let (evidence, silence) =
+            run(10, |_, s| Observation { process: Process { stopped: true, ..s.process }, ..s }).unwrap();
         assert_eq!(evidence, HangEvidence::Stopped);
         assert!(silence >= Duration::from_secs(2) && silence < Duration::from_millis(2400), "{silence:?}");
     }
 
     #[test]
     fn a_held_interpreter_and_a_spinning_line_are_hung() {
-        let held = run(10, |_, s| Observation { cpu_ms: s.cpu_ms + 100, ..s }).unwrap();
+        let held = run(10, |_, s| later(s, 100, [0; 3])).unwrap();
         assert_eq!(held.0, HangEvidence::InterpreterHeld);
-        let spin =
-            run(10, |_, s| Observation { cpu_ms: s.cpu_ms + 100, interpreter_ticks: s.interpreter_ticks + 1, ..s })
-                .unwrap();
+        let spin = run(10, |_, s| later(s, 100, [1, 0, 0])).unwrap();
         assert_eq!(spin.0, HangEvidence::Spinning);
     }
 
     #[test]
     fn a_line_that_spins_among_others_that_compute_is_hung() {
         let spin = |runnable: bool| {
-            move |_, s: Observation| Observation {
-                cpu_ms: s.cpu_ms + 25,
-                interpreter_ticks: s.interpreter_ticks + 1,
-                runnable,
-                ..s
+            move |_, s: Observation| {
+                let s = later(s, 25, [1, 0, 0]);
+                Observation { process: Process { runnable, ..s.process }, ..s }
             }
         };
         let (evidence, silence) = run(10, spin(true)).unwrap();
@@ -360,23 +369,13 @@ mod tests {
 
     #[test]
     fn an_evaluation_that_nobody_announced_is_left_alone() {
-        let busy = |_, s: Observation| Observation {
-            cpu_ms: s.cpu_ms + 95,
-            interpreter_ticks: s.interpreter_ticks + 1,
-            stack_changes: s.stack_changes + 1,
-            ..s
-        };
+        let busy = |_, s: Observation| later(s, 95, [1, 0, 1]);
         assert_eq!(run(600, busy), None);
     }
 
     #[test]
     fn one_long_call_of_a_library_is_left_alone() {
-        let call = |_, s: Observation| Observation {
-            cpu_ms: s.cpu_ms + 100,
-            interpreter_ticks: s.interpreter_ticks + 1,
-            free_ticks: s.free_ticks + 1,
-            ..s
-        };
+        let call = |_, s: Observation| later(s, 100, [1, 1, 0]);
         assert_eq!(run(25, call), None);
         assert_eq!(run(60, call).map(|(e, _)| e), Some(HangEvidence::Spinning));
     }
@@ -385,15 +384,14 @@ mod tests {
     fn thirty_steps_time_is_no_hang_however_long_a_step_takes() {
         for (seconds, waits) in [(1, true), (3, true), (10, true), (3, false)] {
             let mut watch = Watch::default();
-            let mut seen = Observation { interpreter_ticks: 1, stack_changes: 1, ..Observation::default() };
+            let mut seen = later(Observation::default(), 0, [1, 0, 1]);
             let mut found = None;
             // Twenty steps, then 36 steps' time without one: asleep, or in one call of a library.
             for i in 0..(20 + 36) * seconds * 10 {
                 let steps = i / (seconds * 10);
                 seen.step = Some(steps.min(20));
                 if steps < 20 || !waits {
-                    (seen.cpu_ms, seen.free_ticks) = (seen.cpu_ms + 100, seen.free_ticks + 1);
-                    seen.interpreter_ticks += 1;
+                    seen = later(seen, 100, [1, 1, 0]);
                 }
                 found = found.or(watch.observe(Time(i * 100), seen, &ladder()));
             }
@@ -404,7 +402,7 @@ mod tests {
     #[test]
     fn a_section_and_a_short_wait_are_left_alone() {
         assert_eq!(run(600, |_, s| Observation { section: Section { inside: true, ..s.section }, ..s }), None);
-        assert_eq!(run(25, |_, s| Observation { interpreter_ticks: s.interpreter_ticks + 1, ..s }), None);
+        assert_eq!(run(25, |_, s| later(s, 0, [1, 0, 0])), None);
     }
 
     #[test]
@@ -418,18 +416,12 @@ mod tests {
     #[test]
     fn a_long_silence_is_told_once_and_so_is_its_end() {
         let mut watch = Watch::default();
-        let mut seen = Observation { interpreter_ticks: 1, stack_changes: 1, ..Observation::default() };
+        let mut seen = later(Observation::default(), 0, [1, 0, 1]);
         let mut told = Vec::new();
         for i in 0..2000 {
             // Steps of 100 ms, none for a minute, then steps again, with a little CPU use.
             let step = if i < 50 { i } else { 50 + u64::saturating_sub(i, 650) };
-            seen = Observation {
-                step: Some(step),
-                cpu_ms: seen.cpu_ms + 10,
-                interpreter_ticks: i,
-                stack_changes: i,
-                ..seen
-            };
+            seen = Observation { step: Some(step), ..later(seen, 10, [1, 0, 1]) };
             assert_eq!(watch.observe(Time(i * 100), seen, &ladder()), None);
             told.extend(watch.silence(Time(i * 100), &ladder()));
         }
@@ -448,7 +440,7 @@ mod tests {
             let silent = (50..250).contains(&i) || (300..650).contains(&i) || i > 700;
             step += u64::from(!silent);
             let section = Section { inside: i > 700, ..Section::default() };
-            let seen = Observation { step: Some(step), section, cpu_ms: i * 10, ..Observation::default() };
+            let seen = Observation { step: Some(step), section, ..later(Observation::default(), i * 10, [0; 3]) };
             watch.observe(Time(i * 100), seen, &ladder());
             told.extend(watch.silence(Time(i * 100), &ladder()));
         }
@@ -468,24 +460,21 @@ mod tests {
     #[test]
     fn the_first_step_may_take_as_long_as_it_likes() {
         let mut watch = Watch::default();
-        let seen =
-            Observation { step: Some(0), cpu_ms: 1, interpreter_ticks: 1, stack_changes: 1, ..Observation::default() };
-        assert!(
-            (0..6000)
-                .all(|i| watch.observe(Time(i * 100), Observation { cpu_ms: i * 100, ..seen }, &ladder()).is_none())
-        );
+        let seen = Observation { step: Some(0), ..later(Observation::default(), 0, [1, 0, 1]) };
+        assert!((0..6000).all(|i| watch.observe(Time(i * 100), later(seen, i * 100, [0; 3]), &ladder()).is_none()));
     }
 
     #[test]
     fn another_process_that_trains_has_used_little_cpu_time() {
         let trainer = |end| Some(Trainer { pid: 8, end });
         let busy = |i, s: Observation| {
-            let cpu_ms = if i == 0 { 40 } else { s.cpu_ms + 10 };
-            Observation { cpu_ms, trainer: trainer(None), ..s }
+            // The first look at another process: its CPU time begins anew.
+            let s = if i == 0 { Observation { process: Process::default(), ..s } } else { s };
+            Observation { trainer: trainer(None), ..later(s, if i == 0 { 40 } else { 10 }, [0; 3]) }
         };
         assert_eq!(run(40, busy), None);
         // The launcher goes on with something that everstep does not see.
-        let idle = |end| move |_, s| Observation { trainer: trainer(end), cpu_ms: 0, ..s };
+        let idle = |end| move |_, s| Observation { trainer: trainer(end), process: Process::default(), ..s };
         assert_eq!(run(100, idle(Some(TrainerEnd::Over))), None);
         assert_eq!(run(100, idle(Some(TrainerEnd::Left))), None);
         assert!(run(100, idle(Some(TrainerEnd::Vanished))).is_some());

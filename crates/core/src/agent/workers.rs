@@ -29,7 +29,7 @@ const PASSED_ON: [i32; 3] = [10, 12, 18];
 /// Time that workers get to write down their stacks.
 const STACKS: Duration = Duration::from_millis(150);
 /// Time within which a message from one rank reaches all others.
-const NEWS: Duration = Duration::from_secs(1);
+pub(super) const NEWS: Duration = Duration::from_secs(1);
 
 /// A worker that has failed, and what this node knows about it.
 struct FailedWorker {
@@ -84,9 +84,9 @@ impl Agent {
         self.holding = false;
         self.seen = self.seen.max(generation);
         self.latest = Some(generation);
-        self.book.start(self.now.micros(), generation);
+        self.ledger.start(self.now.micros(), generation);
         if start.restarts > 0 {
-            self.book.goes_on();
+            self.ledger.goes_on();
         }
         self.crew = Some(Crew {
             generation,
@@ -94,7 +94,7 @@ impl Agent {
             alive: (0..slot.workers).map(|l| (l, Watch::default())).collect(),
             exited_at: BTreeMap::new(),
             failures: Vec::new(),
-            told: BTreeSet::new(),
+            reported: BTreeSet::new(),
             killed: BTreeSet::new(),
             raised: BTreeMap::new(),
             end_by: None,
@@ -152,7 +152,7 @@ impl Agent {
         if let Some(crew) = self.crew.as_mut().filter(|c| !c.killing) {
             crew.killing = true;
             if crew.stopping.is_none() {
-                self.book.fenced(self.now.micros());
+                self.ledger.fenced(self.now.micros());
             }
             let flags = !crew.alive.is_empty() && crew.alive.values().all(Watch::flags_stop);
             let grace = if flags { Duration::ZERO } else { grace };
@@ -274,13 +274,13 @@ impl Agent {
         let nobody_left = crew.alive.is_empty();
         let was_over = watch.was_over(outcome);
         // A launched program may hide the failure of the process that trained.
-        let told = crew.told.contains(&local_rank);
+        let reported = crew.reported.contains(&local_rank);
         let how = match crew.stopping {
             Some(_) => End::Stopped,
-            None if (well && !told) || was_over => End::Well,
+            None if (well && !reported) || was_over => End::Well,
             None => End::Failed,
         };
-        self.book.ended(self.now.micros(), local_rank, how);
+        self.ledger.ended(self.now.micros(), local_rank, how);
         crew.raised.remove(&local_rank);
         let may_end = crew.end_by.is_some() && crew.raised.is_empty() && !crew.killing;
         if crew.killing {
@@ -297,7 +297,7 @@ impl Agent {
             let killed = crew.killed.contains(&local_rank);
             if well && !asked {
                 // It was over already; the order to end it came too late.
-                if !told {
+                if !reported {
                     self.ended(local_rank, extent, exited);
                 }
             } else if killed || matches!(outcome, Outcome::Code(code) if code != 0) {
@@ -310,7 +310,7 @@ impl Agent {
                 self.kill(Duration::ZERO);
             }
             self.end_a_vain_wait();
-        } else if well && told {
+        } else if well && reported {
             // Its failure was reported, and stands.
         } else if well {
             self.ended(local_rank, extent, exited);
@@ -354,7 +354,7 @@ impl Agent {
     fn crashed_at_exit(&mut self, failed: FailedWorker) {
         let Some(crew) = &mut self.crew else { return };
         let (local_rank, extent) = (failed.local_rank, failed.extent);
-        if !crew.told.insert(local_rank) {
+        if !crew.reported.insert(local_rank) {
             return;
         }
         let failure = crew.describe(&self.config.table, failed);
@@ -367,7 +367,7 @@ impl Agent {
         let local_rank = failed.local_rank;
         let failure = crew.describe(&self.config.table, failed);
         let consequence = crew.killing && !failure.verdict.says_why() && !crew.killed.contains(&local_rank);
-        if consequence || !crew.told.insert(local_rank) {
+        if consequence || !crew.reported.insert(local_rank) {
             return;
         }
         crew.ended.remove(&local_rank);
@@ -381,7 +381,7 @@ impl Agent {
         let (stopping, awaits_copies) = (crew.stopping.is_some(), seen.section.awaits_copies);
         let Some(watch) = crew.alive.get_mut(&local_rank) else { return };
         let Observation { step, restored, numbered, reading, .. } = seen;
-        self.book.look(now.micros(), local_rank, Reading { step, restored, numbered, ..reading });
+        self.ledger.look(now.micros(), local_rank, Reading { step, restored, numbered, ..reading });
         if crew.killing {
             return watch.step_seen(seen);
         }
@@ -406,15 +406,15 @@ impl Agent {
             let cause = Cause::Hung { evidence, silence_ms };
             let failed = FailedWorker { local_rank, pid, cause, words, extent };
             if shutting_down {
-                self.book.ended(now.micros(), local_rank, End::Well);
+                self.ledger.ended(now.micros(), local_rank, End::Well);
                 return self.crashed_at_exit(failed);
             }
-            self.book.ended(now.micros(), local_rank, End::Failed);
+            self.ledger.ended(now.micros(), local_rank, End::Failed);
             return self.failed(failed);
         }
         let Some(crew) = &mut self.crew else { return };
         if let Some(news) = news {
-            self.out.push_back(Command::Say { what: told(news) });
+            self.out.push_back(Command::Say { what: silence_message(news) });
         }
         let all_stepped = crew.alive.values().all(Watch::has_new_step);
         if all_stepped && !crew.first_step_sent && !crew.alive.is_empty() {
@@ -453,16 +453,17 @@ impl Agent {
 }
 
 /// Formats the message for people when rank 0 makes no step.
-fn told(news: Silence) -> String {
+fn silence_message(news: Silence) -> String {
     let waits = |time: Duration, where_: &str| {
         format!(
-            "rank 0 has shown no progress for {} s, but nothing shows that it hangs: {where_}; everstep stacks shows where it is",
+            "rank 0 has made no progress for {} s, but there is no sign of a hang: {where_}; everstep stacks shows \
+             where it is",
             time.as_secs()
         )
     };
     match news {
         Silence::Lasts(time) => waits(time, "it may be evaluating, saving, or waiting for another rank or the network"),
-        Silence::WithoutData(time) => waits(time, "it waits for its data loader"),
+        Silence::WithoutData(time) => waits(time, "it is waiting for its data loader"),
         Silence::Over(time) => format!("rank 0 is stepping again after {} s", time.as_secs()),
     }
 }

@@ -4,12 +4,12 @@
 //!
 //! ```text
 //!  first failure ──> restart (at once)
-//!        └─────────> inquiry: other workers, lost nodes, signs of machines
+//!        └─────────> blame window: other workers, lost nodes, signs of machines
 //!                       └──> the first cause: named, and its machine excluded
 //! ```
 
 use super::command::Fact;
-use super::job::{Blame, GivingUp, Inquiry, Job, Phase, Witness};
+use super::job::{Blame, BlameWindow, GivingUp, Job, NodeFailure, Phase};
 use super::output::Output;
 use super::wording::describe_as;
 use crate::exit_code::ExitCode;
@@ -21,7 +21,7 @@ use std::time::Duration;
 
 impl Job {
     /// Starts collecting failures, with the first one.
-    pub(super) fn inquire(
+    pub(super) fn open_blame(
         &mut self,
         now: Time,
         incident: u64,
@@ -29,13 +29,13 @@ impl Job {
         failure: Option<Failure>,
         out: &mut Output,
     ) {
-        let first = Witness { node: node.clone(), failure };
-        self.evidence.inquire(now, incident, self.record.generation, &self.record.world, first);
+        let first = NodeFailure { node: node.clone(), failure };
+        self.evidence.open_blame(now, incident, self.record.generation, &self.record.world, first);
         self.weigh(out);
     }
 
-    /// Records another failure of the generation under inquiry.
-    pub(super) fn testify(
+    /// Records another failure of the generation whose blame window is open.
+    pub(super) fn add_failure(
         &mut self,
         node: &NodeId,
         generation: Generation,
@@ -48,7 +48,9 @@ impl Job {
         if failure.as_ref().is_some_and(|f| current && self.exit_code_counts(f)) {
             self.is_not_done();
         }
-        let Some(echoes) = self.evidence.testify(generation, Witness { node: node.clone(), failure }) else { return };
+        let Some(echoes) = self.evidence.add_failure(generation, NodeFailure { node: node.clone(), failure }) else {
+            return;
+        };
         // The failures before it only followed from this one.
         if echoes
             && self.record.giving_up.is_none()
@@ -97,13 +99,13 @@ impl Job {
     }
 
     fn exclude(&mut self, node: &NodeId, verdict: Verdict, if_replaced: bool, out: &mut Output) {
-        let Some(inquiry) = self.evidence.inquiry() else { return };
-        let (Some(life), incident) = (inquiry.life(node), inquiry.incident()) else { return };
+        let Some(window) = self.evidence.window() else { return };
+        let (Some(life), incident) = (window.life(node), window.incident()) else { return };
         self.do_without(node, life, verdict, incident, if_replaced, out);
     }
 
-    /// Ends the inquiry when its time is over.
-    pub(super) fn hear_out(&mut self, now: Time, out: &mut Output) {
+    /// Settles the blame when the blame window is over.
+    pub(super) fn settle_blame_when_due(&mut self, now: Time, out: &mut Output) {
         if self.evidence.until().is_none_or(|until| now < until) {
             return;
         }
@@ -111,29 +113,29 @@ impl Job {
         // A lost machine is detected only when its timeout expires.
         let ladder = self.record.spec.ladder();
         let wait = ladder.silence + ladder.reconnect + Duration::from_secs(2);
-        if !(only_consequences && self.evidence.draw_out(now, wait)) {
-            self.conclude(now, out);
+        if !(only_consequences && self.evidence.extend_window(now, wait)) {
+            self.settle_blame(now, out);
         }
     }
 
     /// Settles which failure was the first cause.
-    pub(super) fn conclude(&mut self, now: Time, out: &mut Output) {
+    pub(super) fn settle_blame(&mut self, now: Time, out: &mut Output) {
         self.reconsider(now);
         let blame = self.evidence.blame();
         if let Some(blame) = &blame {
             self.blamed_again(now, blame, out);
             let unexplained = blame.is_consequence() || blame.verdict.class == "unknown";
-            self.checks.conclude(now, unexplained);
+            self.checks.blame_settled(now, unexplained);
             if blame.is_consequence() {
                 self.only_connections(now, out);
             }
         }
-        let Some((inquiry, blame)) = self.evidence.close().zip(blame) else { return };
-        let same = inquiry.opening().is_some_and(|w| {
+        let Some((window, blame)) = self.evidence.close().zip(blame) else { return };
+        let same = window.opening().is_some_and(|w| {
             w.node == blame.node
                 && w.failure.as_ref().map(|f| &f.verdict) == blame.failure.as_ref().map(|_| &blame.verdict)
         });
-        let others = inquiry.beside(&blame);
+        let others = window.beside(&blame);
         let what = describe_as(&blame.node, blame.failure.as_ref(), &blame.verdict);
         if !same {
             // Consoles have shown the first failure reported, which was only a consequence.
@@ -142,7 +144,7 @@ impl Job {
         if !same || !others.is_empty() {
             let Blame { node, failure, verdict, .. } = blame;
             let (failure, verdict) = (failure.map(Box::new), Box::new(verdict));
-            let fact = Fact::Blamed { incident: inquiry.incident(), node, failure, verdict, others };
+            let fact = Fact::Blamed { incident: window.incident(), node, failure, verdict, others };
             out.record(fact);
         }
         if let Some(GivingUp { code, why, .. }) = self.record.giving_up.take()
@@ -152,13 +154,13 @@ impl Job {
         }
     }
 
-    /// Decides not to restart the job, and to end it when the first cause is known. `unclear`: unless
-    /// a killed process or a lost node turns out to explain the failure.
+    /// Decides not to restart the job, and to end it when the first cause is known. `unclear`:
+    /// unless a killed process or a lost node turns out to explain the failure.
     pub(super) fn give_up(&mut self, code: i32, why: String, unclear: bool) {
         let blame = self.evidence.blame();
         let what = blame.map(|b| describe_as(&b.node, b.failure.as_ref(), &b.verdict)).unwrap_or_default();
         // If what came first only followed from another failure, a restart was ordered for it.
-        let opening = self.evidence.inquiry().and_then(Inquiry::opening).and_then(|w| w.failure.as_ref());
+        let opening = self.evidence.window().and_then(BlameWindow::opening).and_then(|w| w.failure.as_ref());
         let counted = self.no_way_back(opening).is_none();
         self.record.giving_up = Some(GivingUp { code, why, what, unclear, counted });
         self.changed(false);
@@ -174,7 +176,7 @@ impl Job {
     /// Restarts the job after all if what it was given up for is explained by a killed process or a
     /// lost node.
     fn reconsider(&mut self, now: Time) {
-        let killed = self.evidence.inquiry().is_some_and(Inquiry::has_killed);
+        let killed = self.evidence.window().is_some_and(BlameWindow::has_killed);
         let allowed = self.record.budget_allows(now, false).is_ok();
         let explained = |g: &mut GivingUp| g.unclear && killed && (g.counted || allowed);
         let Some(given_up) = self.record.giving_up.take_if(explained) else { return };
@@ -192,11 +194,11 @@ impl Job {
         let machine = matches!(blame.verdict.scope, Scope::Process | Scope::Node)
             && !blame.verdict.follows
             && blame.failure.is_some();
-        let life = self.evidence.inquiry().and_then(|i| i.life(&blame.node));
+        let life = self.evidence.window().and_then(|i| i.life(&blame.node));
         let Some(life) = life.filter(|_| machine && !by_hand) else { return };
-        let member = |node: &NodeId| self.evidence.inquiry().is_some_and(|i| i.life(node).is_some());
+        let member = |node: &NodeId| self.evidence.window().is_some_and(|i| i.life(node).is_some());
         let replaced = self.nodes.sessions().any(|(id, _)| !member(id));
-        let before = self.record.add_blame(now, &blame.node, life);
+        let before = self.record.machines.add_blame(now, &blame.node, life);
         if replaced && before {
             self.exclude(&blame.node, blame.verdict.clone(), true, out);
         }

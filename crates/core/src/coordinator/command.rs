@@ -12,9 +12,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+use super::check_findings::Found;
 use super::event::Version;
 use super::finding::Finding;
-use super::found::Found;
 use super::request::Request;
 
 /// What must hold for a write to happen.

@@ -25,7 +25,7 @@
 //! them fails, the process that vanished is treated as a possible cause.
 
 use super::command::Fact;
-use super::job::{Blame, Inquiry, Job, Phase, Vanished};
+use super::job::{Blame, BlameWindow, Job, Phase, Vanished};
 use super::output::Output;
 use super::wording::{describe, unconfirmed};
 use crate::exit_code::ExitCode;
@@ -149,7 +149,7 @@ impl Job {
     fn had_ended(&mut self, node: &NodeId, ended: &Ended, out: &mut Output) {
         if let HowEnded::Unconfirmed { pid } = ended.how {
             if let Some((node, failure)) = self.vanished(Vanished { rank: ended.rank, pid, extent: ended.extent() }) {
-                self.testify(&node, self.record.generation, Some(failure), out);
+                self.add_failure(&node, self.record.generation, Some(failure), out);
             }
             return;
         }
@@ -166,10 +166,10 @@ impl Job {
     /// Ends the job, for which a restart was ordered, if the failures since were only those of
     /// ranks that had done what the others had when they ended by themselves.
     pub(super) fn finish_late(&mut self) {
-        let Some(inquiry) = self.evidence.inquiry().filter(|_| !self.phase.is_training()) else { return };
+        let Some(window) = self.evidence.window().filter(|_| !self.phase.is_training()) else { return };
         let consequence = self.evidence.blame().is_some_and(|b| b.is_consequence());
         let Some((with, _)) = self.ending.any_beside(None) else { return };
-        if consequence && self.record.giving_up.is_none() && self.all_had_ended(inquiry) {
+        if consequence && self.record.giving_up.is_none() && self.all_had_ended(window) {
             let why = format!(
                 "this happened after the last step of rank {with}, which had already finished: the training counts as finished and is not repeated"
             );
@@ -178,8 +178,8 @@ impl Job {
     }
 
     /// Returns whether each rank's script is over, or failed where that of another one was over.
-    fn all_had_ended(&self, inquiry: &Inquiry) -> bool {
-        let failed = |rank| inquiry.failures().any(|f| f.rank == rank && self.ending.perhaps_with(f).is_some());
+    fn all_had_ended(&self, window: &BlameWindow) -> bool {
+        let failed = |rank| window.failures().any(|f| f.rank == rank && self.ending.perhaps_with(f).is_some());
         let mut ranks = self.record.world.slots.iter().flat_map(Slot::ranks).map(Rank);
         ranks.all(|rank| self.ending.has(rank) || failed(rank))
     }
@@ -278,7 +278,7 @@ impl Job {
         let generation = self.record.generation;
         self.fail_from(now, &node, Some(failure), out);
         for (node, failure) in held {
-            self.testify(&node, generation, Some(failure), out);
+            self.add_failure(&node, generation, Some(failure), out);
         }
         true
     }

@@ -11,12 +11,18 @@ impl Job {
     /// Returns which attached nodes are never used, and why, as the rest of a sentence.
     pub(super) fn barred_for_people(&self) -> String {
         let attached = |e: &&Exclusion| e.barred && self.nodes.contains(&e.node);
-        let each: Vec<String> =
-            self.record.excluded.iter().filter(attached).map(|e| format!("node {} ({})", e.node, e.class)).collect();
+        let each: Vec<String> = self
+            .record
+            .machines
+            .excluded()
+            .iter()
+            .filter(attached)
+            .map(|e| format!("node {} ({})", e.node, e.class))
+            .collect();
         if each.is_empty() {
             String::new()
         } else {
-            format!("; not used, because of failures of the machine: {}", each.join(", "))
+            format!("; excluded because of machine failures: {}", each.join(", "))
         }
     }
 
@@ -32,7 +38,7 @@ impl Job {
         out: &mut Output,
     ) {
         let known = |e: &&mut Exclusion| e.node == *node && e.incarnation == life && (if_replaced || !e.if_replaced);
-        if let Some(before) = self.record.excluded.iter_mut().find(known) {
+        if let Some(before) = self.record.machines.excluded_mut().iter_mut().find(known) {
             // Further failures of the same incident do not count.
             if !if_replaced && !before.barred && before.incident < incident {
                 before.barred = true;
@@ -40,9 +46,7 @@ impl Job {
             }
             return;
         }
-        // Earlier lives of the node are over.
-        self.record.excluded.retain(|e| e.node != *node);
-        self.record.excluded.push(Exclusion {
+        self.record.machines.exclude(Exclusion {
             node: node.clone(),
             incarnation: life,
             class: verdict.class.clone(),
@@ -53,7 +57,8 @@ impl Job {
         });
         self.changed(false);
         let what = format!(
-            "node {node} is left out from now on, as long as enough others are there ({}: {}{}); start its agent anew when that is mended",
+            "node {node} is excluded from now on, as long as there are enough other nodes ({}: {}{}); once it is \
+             repaired, restart its agent",
             verdict.class,
             verdict.what,
             if verdict.line.is_empty() { String::new() } else { format!(": {}", verdict.line) }

@@ -29,7 +29,8 @@ impl Finding {
     pub(crate) fn why(&self) -> String {
         let spread = self.score as f64 / 100.0;
         match self.metrics.as_slice() {
-            [] => "its samples have ceased to come".into(),
+            [] if self.nodes.len() > 1 => "their samples stopped arriving".into(),
+            [] => "its samples stopped arriving".into(),
             all => format!("{} ({spread:.1} times the usual spread)", all.join(", ")),
         }
     }
@@ -37,7 +38,7 @@ impl Finding {
     /// Returns the class of the finding, with what was seen.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
-        let class = if self.group { "group-unlike" } else { "machine-unlike" };
+        let class = if self.group { "group-outlier" } else { "machine-outlier" };
         Verdict { line: self.why(), ..Table::built_in().named(class) }
     }
 }

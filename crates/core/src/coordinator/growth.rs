@@ -1,5 +1,5 @@
 //! Changes the size of a world at a step boundary, without losing anything: waiting nodes are taken
-//! in, or nodes leave (`moving.rs`).
+//! in, or nodes leave (`reassignment.rs`).
 //!
 //! For jobs with everstep checkpoints, the leader names a step ahead, and all ranks persist it and
 //! hold there. When every node can read that step, even one without the job's state in memory, the
@@ -21,7 +21,7 @@ impl Job {
             .filter(|(id, n)| n.is_ready() && self.growth.is_able(id) && record.world.slot(id).is_none())
             .filter(|(id, n)| {
                 let life = n.hello.incarnation;
-                !record.is_excluded(id, life) && !record.is_given_away(id, life)
+                !record.machines.is_excluded(id, life) && !record.machines.is_reassigned(id, life)
             })
     }
 
@@ -30,7 +30,7 @@ impl Job {
     pub(super) fn stand_by(&self, out: &mut Output) {
         for (id, node) in self.nodes.iter().filter(|(id, n)| n.clean && self.record.world.slot(id).is_none()) {
             if let Some(session) = node.session {
-                let excluded = self.record.is_excluded(id, node.hello.incarnation);
+                let excluded = self.record.machines.is_excluded(id, node.hello.incarnation);
                 out.send(session, Order::Idle { excluded });
             }
         }
@@ -44,7 +44,7 @@ impl Job {
     /// Returns when the world may change its size, if it can grow or should shrink.
     fn ripe(&self) -> Option<Time> {
         let members = self.record.world.slots.len();
-        let may_go = !self.record.requests.is_empty() || !self.record.excluded.is_empty();
+        let may_go = !self.record.machines.requests().is_empty() || !self.record.machines.excluded().is_empty();
         let smaller = may_go && self.may_shrink();
         if self.nodes.len() <= members && !smaller {
             return None;

@@ -17,8 +17,7 @@ impl Job {
     /// fails that way every time. Not checked if the user has set the number of restarts.
     fn same_again(&mut self, failure: Option<&Failure>) -> Option<String> {
         let error = failure.and_then(error_of);
-        let again = error.is_some() && error == self.record.last_error;
-        self.record.last_error = error;
+        let again = self.record.has_error_again(error);
         (again && !self.record.restarts_are_counted()).then(|| {
             "the same error after the same step as the last time: a restart would end the same way; fix it, or give --max-restarts N to restart anyway".into()
         })
@@ -31,7 +30,7 @@ impl Job {
         }
         let generation = self.record.generation;
         if self.release(now, out) {
-            self.testify(node, generation, failure, out);
+            self.add_failure(node, generation, failure, out);
         } else {
             self.fail_from(now, node, failure, out);
         }
@@ -45,13 +44,13 @@ impl Job {
         };
         let generation = self.record.generation;
         self.fail_now(now, &first, Some(vanished), out);
-        self.testify(node, generation, failure, out);
+        self.add_failure(node, generation, failure, out);
     }
 
     /// Handles what is certainly a failure.
     fn fail_now(&mut self, now: Time, node: &NodeId, failure: Option<Failure>, out: &mut Output) {
-        // Nothing more will be heard about the previous failure.
-        self.conclude(now, out);
+        // The blame window of the previous failure ends here.
+        self.settle_blame(now, out);
         self.record.incidents += 1;
         let incident = self.record.incidents;
         if failure.as_ref().is_some_and(|f| f.progressed) {
@@ -96,11 +95,11 @@ impl Job {
         };
         out.record(fact);
         self.restarts.failed(now, self.recovery.has_lasted(now), self.record.restarts_are_counted());
-        self.doubt(now, failure.as_ref());
+        self.suspect(now, failure.as_ref());
         if refusal.is_none() {
             self.charged(now, node, failure.as_ref());
         }
-        self.inquire(now, incident, node, failure, out);
+        self.open_blame(now, incident, node, failure, out);
         self.recovery.begin_stop();
         match refusal {
             // After a hang, all ranks are still asked for their stacks.
@@ -160,7 +159,7 @@ impl Job {
                 "rank {rank} on node {node} is slow: its own work per step takes {times:.1} times as long as the other ranks', who wait for it"
             )
         } else {
-            format!("rank {rank} on node {node} keeps up again")
+            format!("rank {rank} on node {node} is no longer slow")
         };
         if let Some(session) = self.leader() {
             out.notice(session, what);
@@ -175,16 +174,16 @@ impl Job {
         let who: Vec<String> = ranks.iter().zip(&nodes).map(|(r, n)| format!("rank {r} on node {n}")).collect();
         let what = if certain {
             format!(
-                "{} does not hold what all other ranks hold at step {step}: memory or a computation was corrupted silently, \
-                 or the script passes replicated=True for state that differs between ranks; in the first case, end \
-                 the job, take the node out, and restore an older step",
+                "{} has a different state than all other ranks at step {step}: memory or a computation was silently \
+                 corrupted, or the script passes replicated=True for state that differs between ranks; if it was \
+                 corrupted, stop the job, remove the node, and restore an older step",
                 who.join(" and ")
             )
         } else {
             format!(
-                "{} should hold the same state at step {step} and do not: memory or a computation of one was corrupted \
-                 silently, or the script passes replicated=True for state that differs between ranks; with three ranks or more \
-                 it could be told which",
+                "{} should have the same state at step {step}, but do not: memory or a computation of one was silently \
+                 corrupted, or the script passes replicated=True for state that differs between ranks; with three or \
+                 more ranks, everstep could tell which one is wrong",
                 who.join(" and ")
             )
         };

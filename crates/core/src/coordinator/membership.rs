@@ -58,7 +58,7 @@ impl Job {
                 self.stopping_member_returned(&id, session, running.as_ref(), out);
             }
             Phase::Training { .. } | Phase::Stopping { .. } if running.is_none() => {
-                out.notice(session, "joined; this node stands by until the world changes".to_owned());
+                out.notice(session, "joined; this node stands by until the job needs it".to_owned());
                 self.stand_by(out);
             }
             Phase::Training { .. } | Phase::Stopping { .. } => {
@@ -133,7 +133,7 @@ impl Job {
                 self.ended(now, id, ended, out);
             }
             for failure in failures {
-                self.testify(id, generation, Some(failure), out);
+                self.add_failure(id, generation, Some(failure), out);
             }
         }
         self.fence_node(id, now, out);
@@ -173,9 +173,9 @@ impl Job {
                 self.worker_failed(now, id, generation, failure, out);
             }
         } else if seen < generation {
-            // The start order was promised but never arrived. If the promise is still to be
-            // written, the write that succeeds sends it to all nodes.
-            if let Some(after) = self.write.promise()
+            // The start order never arrived. If the record is still to be written, the write that
+            // succeeds sends the order to all nodes.
+            if let Some(after) = self.write.awaited_write()
                 && let Some(order) = self.start_order(id, self.record.world.size())
             {
                 out.send_after(after, session, order);
@@ -209,7 +209,7 @@ impl Job {
             Phase::Training { finished, .. } if member && !finished.contains(id) => self.member_lost(now, id, out),
             Phase::Training { .. } if member => self.keep_ends(id),
             Phase::Stopping { .. } => self.stopping_done(id),
-            Phase::Forming { .. } if member => self.testify(id, self.record.generation, None, out),
+            Phase::Forming { .. } if member => self.add_failure(id, self.record.generation, None, out),
             _ => {}
         }
     }
@@ -220,7 +220,7 @@ impl Job {
         for id in self.nodes.gone(now, &ladder) {
             self.remove(now, &id, out);
         }
-        self.hear_out(now, out);
+        self.settle_blame_when_due(now, out);
         self.end_wait(now, out);
         self.check_in_time(now, out);
         if let Phase::Training { reattach_until, finished } = &mut self.phase
@@ -238,7 +238,7 @@ impl Job {
             Phase::Forming { since, .. } => {
                 let patience = Duration::from_millis(self.record.spec.join_timeout_ms);
                 let able = |(id, n): &(&NodeId, &Node)| {
-                    let usable = self.growth.is_able(id) && !self.record.is_barred(id, n.hello.incarnation);
+                    let usable = self.growth.is_able(id) && !self.record.machines.is_barred(id, n.hello.incarnation);
                     n.session.is_some() && usable
                 };
                 let have = self.nodes.iter().filter(able).count();

@@ -6,34 +6,34 @@
 //! nothing.
 
 mod blame;
+pub mod check_findings;
 pub mod command;
-mod durability;
 mod ending;
 pub mod event;
 mod exclusion;
 pub mod finding;
-pub mod found;
 mod growth;
 pub mod incident;
 pub mod job;
+mod live_plan;
 mod membership;
-mod moving;
 mod network;
 mod node_check;
+mod node_selection;
+mod outlier;
 mod output;
-mod plans;
 mod progress;
-mod promise;
+mod reassignment;
 mod rebuild;
-mod remedy;
-mod rendezvous;
+mod remediation;
 mod replication;
 mod reports;
 pub mod request;
+mod restore_point;
 mod stopping;
 pub mod timers;
-mod unlike;
 pub mod wording;
+mod write_ahead;
 
 use crate::id::{Epoch, JobId, NodeId, PersistId, Session};
 use crate::message::{ExitReason, Hello, Order, Report, Stop};
@@ -66,10 +66,10 @@ pub struct Coordinator {
     latest: Time,
     behind: Duration,
     ticked: Time,
-    plans: Option<plans::Plans>,
+    live_plan: Option<live_plan::LivePlan>,
     /// The bug to exhibit, if any.
     #[cfg(feature = "planted")]
-    pub planted: Option<crate::planted::Bug>,
+    pub planted: Option<crate::planted_bugs::Bug>,
 }
 
 impl Coordinator {
@@ -87,7 +87,7 @@ impl Coordinator {
             latest: now,
             behind: Duration::ZERO,
             ticked: now,
-            plans: None,
+            live_plan: None,
             #[cfg(feature = "planted")]
             planted: None,
         };
@@ -202,7 +202,8 @@ impl Coordinator {
             job.run_anew(&hello, now);
         } else if !over && job.record.spec != hello.spec {
             let why = format!(
-                "node {} asks for other sizes or limits than the rest of job {id}; start all nodes with the same options",
+                "node {} was started with different options than the rest of job {id}; start all nodes with the same \
+                 options",
                 hello.node
             );
             return self.refuse(session, why, 78);
@@ -213,7 +214,7 @@ impl Coordinator {
         let epoch = self.epoch;
         self.with(now, &id, |job, now, out| {
             #[cfg(feature = "planted")]
-            if planted == Some(crate::planted::Bug::DoubleAssignment) && job.nodes.session(&hello.node).is_some() {
+            if planted == Some(crate::planted_bugs::Bug::DoubleAssignment) && job.nodes.session(&hello.node).is_some() {
                 let mut twin = hello.clone();
                 twin.node = NodeId(format!("{} ", hello.node));
                 return job.joined(now, session, twin, epoch, out);
@@ -262,22 +263,22 @@ impl Coordinator {
         self.plan_after(now, id, &mut out);
         let Some(job) = self.jobs.get_mut(id) else { return };
         #[cfg(feature = "planted")]
-        let left_out = planted == Some(crate::planted::Bug::TrimmedNeverReadmitted);
+        let left_out = planted == Some(crate::planted_bugs::Bug::TrimmedNeverReadmitted);
         #[cfg(not(feature = "planted"))]
         let left_out = false;
         job.try_form(now, left_out, &mut out);
         job.consider_growth(now, &mut out);
-        job.remedy(now, &mut out);
-        job.let_go(&mut out);
-        self.outdate(now, &out);
+        job.request_remedies(now, &mut out);
+        job.release_reassigned(&mut out);
+        self.mark_plans_stale(now, &out);
         self.out.extend(out.into_commands());
         let early = crate::is_planted!(self, SendBeforePersist);
         #[cfg(feature = "planted")]
-        if planted == Some(crate::planted::Bug::BudgetResetOnRestart)
+        if planted == Some(crate::planted_bugs::Bug::BudgetResetOnRestart)
             && let Some(job) = self.jobs.get_mut(id)
             && job.reason_is_reattaching()
         {
-            job.record.restarts = 0;
+            job.record.reset_restarts();
         }
         self.write(now, id, early);
         if let Some(job) = self.jobs.get_mut(id) {
@@ -350,14 +351,14 @@ impl Job {
             .nodes
             .iter()
             .filter(|(id, n)| n.is_ready() && self.growth.is_able(id))
-            .filter(|(id, n)| !self.record.is_given_away(id, n.hello.incarnation))
+            .filter(|(id, n)| !self.record.machines.is_reassigned(id, n.hello.incarnation))
             .filter(|(id, _)| !(leave_out && self.growth.was_left_out(id)))
             .map(|(_, n)| &n.hello)
             .collect();
         let candidates = self.record.fit(able);
         // Nodes with the job's memory come first; others are taken in later, at a step boundary.
         let keep_together = self.record.checkpointed && !self.growth.takes_newcomers();
-        match rendezvous::form(&self.record.spec, &candidates, &self.record.world, keep_together, last_join, now) {
+        match node_selection::form(&self.record.spec, &candidates, &self.record.world, keep_together, last_join, now) {
             Err((reason, _)) => self.waits(reason, out),
             Ok(world) => {
                 let nodes: Vec<_> = candidates.iter().map(|h| (h.node.clone(), h.incarnation)).collect();
@@ -405,7 +406,7 @@ impl Job {
         out.record(Fact::GenerationStarted {
             generation: self.record.generation,
             world_size: self.record.world.size(),
-            restarts: self.record.restarts,
+            restarts: self.record.restarts(),
         });
         self.changed(true);
         if left_out {

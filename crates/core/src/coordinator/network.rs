@@ -37,13 +37,13 @@ impl Job {
     /// Takes a restart off the budget if only lost connections were reported around the incident.
     pub(super) fn only_connections(&mut self, now: Time, out: &mut Output) {
         if let Some(charge) = self.restarts.take_charge(|c| c.consequence) {
-            self.forgive(now, &charge, "nothing but lost connections was reported", out);
+            self.forgive(now, &charge, "only lost connections were reported", out);
         }
     }
 
     fn forgive(&mut self, now: Time, charge: &Charge, what: &str, out: &mut Output) {
         if self.record.forgive_restart(now, charge.at, NETWORK_RESTARTS_PER_DAY) {
-            let what = format!("{what}: the restart is not counted in the daily budget");
+            let what = format!("{what}: the restart does not count against the daily limit");
             self.to_all(&Order::Notice { what }, out);
         }
     }

@@ -7,8 +7,8 @@
 //!                                           └──> findings: excluded, reported, recorded
 //! ```
 
+use super::check_findings::Found;
 use super::command::Fact;
-use super::found::Found;
 use super::job::{Checking, Job, Phase};
 use super::output::Output;
 use crate::exit_code::ExitCode;
@@ -22,7 +22,7 @@ use crate::time::Time;
 impl Job {
     /// Starts a check of these nodes or continues it. Returns true if no world may form yet.
     pub(super) fn check_before(&mut self, now: Time, candidates: &[(NodeId, Incarnation)], out: &mut Output) -> bool {
-        if self.checks.in_progress().is_some() || (self.checks.is_doubtful() && self.evidence.inquiry().is_some()) {
+        if self.checks.in_progress().is_some() || (self.checks.is_suspicious() && self.evidence.window().is_some()) {
             return true;
         }
         let alone = candidates.len() < 2 && self.record.spec.check != CheckWhen::Only;
@@ -167,23 +167,23 @@ impl Job {
             let verdict = Verdict { line: why.clone(), ..Table::built_in().named(class) };
             let firm = verdict.is_of_machine();
             self.do_without(node, life, verdict, incident, !firm, out);
-            if let Some(of) = self.record.exclusion_mut(node, life) {
+            if let Some(of) = self.record.machines.exclusion_mut(node, life) {
                 of.barred |= firm;
             }
         }
     }
 
     /// Requests a check if ranks wait and none is the one everyone is waiting for, or after a
-    /// second unexplained failure. In the latter case, the next world waits for the end of the
-    /// inquiry.
-    pub(super) fn doubt(&mut self, now: Time, failure: Option<&Failure>) {
+    /// second unexplained failure. In the latter case, the next world waits until the blame is
+    /// settled.
+    pub(super) fn suspect(&mut self, now: Time, failure: Option<&Failure>) {
         let can = self.record.spec.check != CheckWhen::Never && self.record.world.slots.len() >= 2;
         let Some(failure) = failure.filter(|_| can) else { return };
         if matches!(failure.cause, Cause::Hung { evidence: HangEvidence::NoCpu, .. }) {
             self.checks.ask();
         }
         let silent = failure.verdict.follows || failure.verdict.class == "unknown";
-        self.checks.set_doubt(now, silent && failure.cause != Cause::Fenced);
+        self.checks.set_suspicion(now, silent && failure.cause != Cause::Fenced);
     }
 }
 

@@ -72,7 +72,7 @@ impl Job {
         if generation == self.record.generation && self.phase.is_training() {
             self.fail(now, node, Some(failure), out);
         } else {
-            self.testify(node, generation, Some(failure), out);
+            self.add_failure(node, generation, Some(failure), out);
         }
     }
 

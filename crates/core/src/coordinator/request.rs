@@ -79,9 +79,9 @@ impl Stage {
     pub fn name(&self) -> &'static str {
         match self {
             Stage::Noted => "noted",
-            Stage::Asked => "waits",
-            Stage::Due { .. } => "due",
-            Stage::Taken => "taken",
+            Stage::Asked => "waiting",
+            Stage::Due { .. } => "pending",
+            Stage::Taken => "accepted",
             Stage::Done => "done",
             Stage::Failed { .. } => "failed",
         }

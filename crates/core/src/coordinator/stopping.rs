@@ -20,7 +20,7 @@ impl Job {
     pub(super) fn stop(&mut self, now: Time, stop: Stop, out: &mut Output) {
         match self.phase {
             Phase::Training { .. } => {
-                self.tell_of_held(out);
+                self.record_held_crashes(out);
                 self.order_crew(CrewOrder::Signal(stop), out);
                 let grace = self.nodes.iter().map(|(_, n)| n.hello.shutdown_grace_ms).max().unwrap_or(0);
                 let deadline = now.after(PATIENCE.max(Duration::from_millis(grace).saturating_add(MARGIN)));
@@ -30,7 +30,7 @@ impl Job {
             Phase::Forming { .. } => {
                 if self.record.giving_up.is_some() {
                     // How the job ends is decided, and only the first cause is still waited for.
-                    self.conclude(now, out);
+                    self.settle_blame(now, out);
                 }
                 if !self.phase.is_over() {
                     self.phase = Phase::stopped_by(stop);
@@ -42,7 +42,7 @@ impl Job {
 
     /// Records the crashes that were held because they may have come after the last step. Nobody
     /// finds out any more, and the restart that would follow is not made.
-    fn tell_of_held(&mut self, out: &mut Output) {
+    fn record_held_crashes(&mut self, out: &mut Output) {
         let mut held = self.ending.release().into_iter();
         let Some((node, failure)) = held.next() else { return };
         self.record.incidents += 1;

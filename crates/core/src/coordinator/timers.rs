@@ -26,7 +26,7 @@ pub enum Timer {
     /// A job that was asked to stop is over.
     Stop,
     /// The first cause of an incident is settled.
-    Inquiry,
+    Blame,
     /// A round of a node check is over.
     Check,
     /// Crashes that may have come after the last step count as failures.
@@ -59,13 +59,13 @@ impl Job {
             Phase::Stopping { deadline, .. } => add(Timer::Stop, Some(*deadline)),
             Phase::Over { .. } => {}
         }
-        add(Timer::Inquiry, self.evidence.until());
+        add(Timer::Blame, self.evidence.until());
         add(Timer::Check, self.checks.until());
         add(Timer::LateCrash, self.ending.until());
         add(Timer::Missing, self.provisioning.missing_until());
         add(Timer::StoreRetry, self.write.retry_at());
         all.extend(self.nodes.lost_until(&ladder).map(|at| (Timer::Reconnect, at)));
-        all.extend(self.record.requests_due().map(|at| (Timer::Request, at)));
+        all.extend(self.record.machines.requests_due().map(|at| (Timer::Request, at)));
         if matches!(self.phase, Phase::Forming { .. }) {
             all.extend(self.nodes.fenced_until().map(|at| (Timer::Fence, at)));
         }

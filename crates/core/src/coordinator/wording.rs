@@ -19,7 +19,8 @@ fn nodes(ids: &[NodeId]) -> String {
 
 /// Returns a count with its noun: `1 rank`, `2 ranks`.
 #[must_use]
-pub fn counted(number: u32, what: &str) -> String {
+pub fn counted(number: impl Into<u64>, what: &str) -> String {
+    let number = number.into();
     format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
@@ -32,7 +33,7 @@ impl Reason {
             Reason::LastCall { have, want } => {
                 format!("{have} of at most {want} nodes joined; waiting briefly for more")
             }
-            Reason::Fencing { waiting } => format!("waiting for {} to end the old workers", nodes(waiting)),
+            Reason::Fencing { waiting } => format!("waiting for {} to stop their old workers", nodes(waiting)),
             Reason::OldWorldUnreachable => {
                 "no node of the old world can confirm that its workers have ended; waiting for their timeout to expire"
                     .into()
@@ -58,7 +59,7 @@ impl HangEvidence {
     pub fn sentence(&self) -> &'static str {
         match self {
             HangEvidence::Stopped => "the process is stopped (SIGSTOP)",
-            HangEvidence::InterpreterHeld => "a native call holds the interpreter",
+            HangEvidence::InterpreterHeld => "a native call holds the interpreter lock (GIL)",
             HangEvidence::Spinning => "it has been executing the same line of Python",
             HangEvidence::NoCpu => "it uses no CPU time",
             HangEvidence::SectionTimeout => "a section outlasted the timeout that the script gave",
@@ -96,7 +97,7 @@ pub fn describe(node: &NodeId, failure: Option<&Failure>) -> String {
         Cause::Exited(Outcome::Signal(6)) => "aborted (SIGABRT)".into(),
         Cause::Exited(Outcome::Signal(s)) => format!("was ended by signal {s}"),
         Cause::Hung { evidence, silence_ms } => {
-            format!("hangs: no step for {:.1} s, and {}", *silence_ms as f64 / 1000.0, evidence.sentence())
+            format!("is hung: no step for {:.1} s, and {}", *silence_ms as f64 / 1000.0, evidence.sentence())
         }
         Cause::TrainerVanished { pid } => {
             let at = f.step.map_or_else(|| "before its first step".into(), |step| format!("at step {step}"));
@@ -133,7 +134,7 @@ mod tests {
         let waiting: Vec<NodeId> = (0..8).map(|n| NodeId(n.to_string())).collect();
         assert_eq!(
             Reason::Fencing { waiting }.sentence(),
-            "waiting for nodes 0, 1, 2, 3, 4 and 3 more to end the old workers"
+            "waiting for nodes 0, 1, 2, 3, 4 and 3 more to stop their old workers"
         );
     }
 }

@@ -1,8 +1,8 @@
 //! An incident: what failed, what was done, and how it ended.
 
+use crate::coordinator::check_findings::Found;
 use crate::coordinator::command::Action;
 use crate::coordinator::finding::Finding;
-use crate::coordinator::found::Found;
 use crate::coordinator::request::Request;
 use crate::coordinator::wording::{describe, describe_as};
 use crate::id::{Generation, NodeId, Step};
@@ -25,7 +25,7 @@ pub enum Outcome {
     /// The job steps again; whether it repeats steps is unknown.
     GoesOn,
     /// Another failure came before the job had caught up.
-    Overtaken {
+    Superseded {
         /// The number of that incident.
         by: u64,
     },
@@ -154,7 +154,7 @@ impl Incident {
     pub(super) fn is_over(&self) -> bool {
         match self.outcome {
             Outcome::Open | Outcome::Repeating => self.cut_off,
-            Outcome::Recovered | Outcome::GoesOn | Outcome::Overtaken { .. } | Outcome::Ended { .. } => true,
+            Outcome::Recovered | Outcome::GoesOn | Outcome::Superseded { .. } | Outcome::Ended { .. } => true,
         }
     }
 

@@ -3,13 +3,13 @@
 use super::entry::Entry;
 use super::incident::{Began, Blamed, Incident, Outcome, Restore, When};
 use crate::coordinator::command::{Action, Fact};
-use crate::failure::HEARING;
+use crate::failure::BLAME_WINDOW;
 use crate::id::{Generation, Step};
 use crate::severity::Verdict;
 use std::collections::BTreeMap;
 
 /// Stacks recorded within this time after an incident was declared belong to it, in microseconds.
-const HEARD: u64 = HEARING.as_micros() as u64;
+const COLLECTED: u64 = BLAME_WINDOW.as_micros() as u64;
 
 /// Returns the incidents of a job's latest run, in order.
 #[must_use]
@@ -42,7 +42,7 @@ impl Reader {
             Fact::IncidentOpened { incident, generation, node, failure, action } => {
                 let before = self.found.iter_mut().rfind(|i| i.action != Action::Tell);
                 if let Some(before) = before.filter(|i| !i.is_over()) {
-                    before.outcome = Outcome::Overtaken { by: *incident };
+                    before.outcome = Outcome::Superseded { by: *incident };
                 }
                 let opened = Incident::opened(*incident, *generation, node.clone(), *action, self.when(at));
                 self.found.push(Incident { failure: failure.clone(), ..opened });
@@ -73,7 +73,7 @@ impl Reader {
             Fact::Ended { code, why } => self.ended(at, *code, why),
             Fact::Stacks { generation, stacks } => {
                 // Stacks requested by a person in the meantime belong to no failure.
-                let of = |i: &&mut Incident| i.generation == generation.0 && at < i.opened + HEARD;
+                let of = |i: &&mut Incident| i.generation == generation.0 && at < i.opened + COLLECTED;
                 if let Some(i) = self.found.last_mut().filter(of) {
                     i.stacks.extend(stacks.clone());
                 }

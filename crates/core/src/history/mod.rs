@@ -12,16 +12,16 @@ mod entry;
 mod incident;
 mod incidents;
 mod lemons;
+mod narrative;
 mod notes;
 mod record;
 mod sums;
-mod tell;
 
 pub use entry::{Entry, LogLine};
 pub use incident::{Began, Incident, Outcome, Restore};
 pub use incidents::incidents;
 pub use lemons::{Lemon, lemons};
+pub use narrative::narrative;
 pub use notes::notes;
 pub use record::{Record, Span, lines, records};
 pub use sums::{Sums, sums};
-pub use tell::tell;

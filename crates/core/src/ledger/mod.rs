@@ -2,19 +2,19 @@
 //! rank until it releases it has exactly one of sixteen categories.
 //!
 //! ```text
-//!  worker: step board ──> agent: one Meter per worker ──> Book of the node
+//!  worker: step board ──> agent: one Meter per worker ──> NodeLedger
 //!                                ──> coordinator: record of the job ──> everstep goodput
 //! ```
 //!
-//! An agent keeps the book of its own node, in totals that only grow: what the coordinator misses
+//! An agent keeps the ledger of its own node, in totals that only grow: what the coordinator misses
 //! while it restarts is in the next report. `goodput = productive / all` (Google's runtime goodput;
 //! the effective time of DLRover and Meta also counts `degraded`).
 
-mod book;
 mod meter;
+mod node_ledger;
 
-pub use book::{Account, Book, End, Steps};
 pub use meter::{Meter, Reading};
+pub use node_ledger::{Account, End, NodeLedger, Steps};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};

@@ -54,7 +54,7 @@ struct Pending {
     /// Number of routes that have not settled it.
     routes: usize,
     /// Whether it was not replaced on some route.
-    told: bool,
+    sent: bool,
 }
 
 /// The notices of all jobs that are being sent.
@@ -71,7 +71,7 @@ impl Deliveries {
         if routes > 0 {
             let (job, run) = (notice.job.clone(), notice.run);
             let (incident, status) = (notice.incident, notice.status);
-            self.pending.insert(self.last, Pending { job, run, incident, status, routes, told: false });
+            self.pending.insert(self.last, Pending { job, run, incident, status, routes, sent: false });
         }
         self.last
     }
@@ -81,13 +81,13 @@ impl Deliveries {
     pub fn settled(&mut self, number: u64, fate: Fate) -> Option<(String, Fact)> {
         let pending = self.pending.get_mut(&number)?;
         pending.routes -= 1;
-        pending.told |= fate != Fate::Replaced;
+        pending.sent |= fate != Fate::Replaced;
         if pending.routes > 0 {
             return None;
         }
-        let Pending { job, run, incident, status, told, .. } = self.pending.remove(&number)?;
+        let Pending { job, run, incident, status, sent, .. } = self.pending.remove(&number)?;
         // A notice that was replaced everywhere was never sent. Its successor will be recorded.
-        told.then_some((job, Fact::Notified { incident, status, run }))
+        sent.then_some((job, Fact::Notified { incident, status, run }))
     }
 
     /// Returns whether every notice is settled.

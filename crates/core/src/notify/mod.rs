@@ -9,14 +9,15 @@ pub use delivery::{Attempts, Deliveries, Fate};
 pub use status::Status;
 
 use crate::coordinator::command::Fact;
-use crate::failure::HEARING;
-use crate::history::{Entry, Incident, Outcome, incidents, tell};
+use crate::failure::BLAME_WINDOW;
+use crate::history::{Entry, Incident, Outcome, incidents, narrative};
+use crate::severity::Scope;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// Time until the fault is known, in microseconds; longer if only consequences were reported.
-const KNOWN: u64 = HEARING.as_micros() as u64 + 300_000;
-const KNOWN_AT_LAST: u64 = HEARING.as_micros() as u64 + 3_500_000;
+const KNOWN: u64 = BLAME_WINDOW.as_micros() as u64 + 300_000;
+const KNOWN_AT_LAST: u64 = BLAME_WINDOW.as_micros() as u64 + 3_500_000;
 /// An incident that is open for this long needs a person, in microseconds.
 const PATIENCE: u64 = 600_000_000;
 
@@ -63,7 +64,7 @@ pub struct Notifier {
     run: u64,
     /// Incidents of this run by number, and the latest notice that was sent about each: in this
     /// life of the coordinator, or according to its records.
-    told: BTreeMap<u64, Status>,
+    sent: BTreeMap<u64, Status>,
 }
 
 impl Notifier {
@@ -74,7 +75,7 @@ impl Notifier {
     }
 
     /// Takes in a recorded entry about the job.
-    pub fn heard(&mut self, entry: Entry) {
+    pub fn add(&mut self, entry: Entry) {
         match &entry.fact {
             Fact::GenerationStarted { restarts: 0, .. } if self.over || self.entries.is_empty() => {
                 *self = Notifier { job: std::mem::take(&mut self.job), run: entry.at, ..Notifier::default() };
@@ -93,11 +94,11 @@ impl Notifier {
         let mut notices = Vec::new();
         for incident in incidents(&self.entries) {
             let Some(status) = status(&incident, now) else { continue };
-            let told = self.told.get(&incident.number).copied();
-            if told.is_some_and(|told| told >= status) {
+            let sent = self.sent.get(&incident.number).copied();
+            if sent.is_some_and(|sent| sent >= status) {
                 continue;
             }
-            self.told.insert(incident.number, status);
+            self.sent.insert(incident.number, status);
             notices.push(self.notice(&incident, status, &when));
         }
         notices
@@ -105,22 +106,22 @@ impl Notifier {
 
     /// Marks a notice as recorded: every route has settled it. `run` is when its run began; 0: not
     /// recorded.
-    pub fn was_told(&mut self, run: u64, incident: u64, status: Status) {
+    pub fn mark_sent(&mut self, run: u64, incident: u64, status: Status) {
         // A route may settle a notice after the job was started again, which numbers its incidents
         // from 1 again.
         if run != 0 && run != self.run {
             return;
         }
-        let told = self.told.entry(incident).or_insert(status);
-        *told = (*told).max(status);
+        let sent = self.sent.entry(incident).or_insert(status);
+        *sent = (*sent).max(status);
     }
 
     fn notice(&self, of: &Incident, status: Status, when: &impl Fn(u64) -> String) -> Notice {
-        let (class, whose) = (of.class(), of.verdict().map_or("the machine's", |v| v.scope.whose()));
+        let (class, whose) = (of.class(), of.verdict().map_or(Scope::Node, |v| v.scope).label());
         let (job, number, node) = (&self.job, of.number, of.at_fault());
         let title = match status {
             Status::Firing => format!("{job} inc-{number}: {class} on node {node}, recovering"),
-            Status::Person => format!("{job} inc-{number}: {class} on node {node}: a person is needed"),
+            Status::Person => format!("{job} inc-{number}: {class} on node {node}: action required"),
             Status::Resolved => format!("{job} inc-{number}: {class} on node {node}, handled"),
         };
         Notice {
@@ -133,7 +134,7 @@ impl Notifier {
             class: class.to_owned(),
             whose: whose.to_owned(),
             title,
-            lines: tell(of, job, &when(of.opened)),
+            lines: narrative(of, job, &when(of.opened)),
             opened: of.opened,
             ended: of.caught_up.or(of.stepped.map(|(at, _)| at)).filter(|_| status == Status::Resolved),
             over: status == Status::Resolved || matches!(of.outcome, Outcome::Ended { .. }),
@@ -149,7 +150,7 @@ fn status(of: &Incident, now: u64) -> Option<Status> {
     match &of.outcome {
         Outcome::Ended { code, .. } if *code != 0 && *code < 128 => Some(Status::Person),
         // The person who ended the job knows why.
-        Outcome::Ended { .. } | Outcome::Overtaken { .. } => Some(Status::Resolved),
+        Outcome::Ended { .. } | Outcome::Superseded { .. } => Some(Status::Resolved),
         // For `GoesOn`, the job's position is unknown, but it trains.
         Outcome::Recovered | Outcome::GoesOn => known.then_some(Status::Resolved),
         Outcome::Repeating if of.cut_off => Some(Status::Resolved),
@@ -185,13 +186,13 @@ mod tests {
     #[test]
     fn each_incident_once_and_again_when_it_is_over() {
         let mut n = Notifier::new("j");
-        n.heard(at(1, started(1, 0)));
-        n.heard(at(10, lost(1, 1)));
+        n.add(at(1, started(1, 0)));
+        n.add(at(10, lost(1, 1)));
         assert_eq!(due(&mut n, 11), []);
         assert_eq!(due(&mut n, 13), [(1, Status::Firing)]);
         assert_eq!(due(&mut n, 14), []);
-        n.heard(at(15, started(2, 1)));
-        n.heard(at(
+        n.add(at(15, started(2, 1)));
+        n.add(at(
             16,
             Fact::FirstStep {
                 generation: Generation(2),
@@ -208,38 +209,38 @@ mod tests {
     #[test]
     fn a_person_is_called_when_one_is_needed() {
         let mut n = Notifier::new("j");
-        n.heard(at(1, started(1, 0)));
-        n.heard(at(10, lost(1, 1)));
+        n.add(at(1, started(1, 0)));
+        n.add(at(10, lost(1, 1)));
         assert_eq!(due(&mut n, 20), [(1, Status::Firing)]);
         assert_eq!(due(&mut n, 611), [(1, Status::Person)]);
-        n.heard(at(700, lost(2, 1)));
-        n.heard(at(701, Fact::Ended { code: 1, why: "no restart left".into() }));
+        n.add(at(700, lost(2, 1)));
+        n.add(at(701, Fact::Ended { code: 1, why: "no restart left".into() }));
         assert_eq!(due(&mut n, 702), [(1, Status::Resolved), (2, Status::Person)]);
         // The first incident of the next run is a new one.
-        n.heard(at(800, started(7, 0)));
-        n.heard(at(801, lost(1, 7)));
+        n.add(at(800, started(7, 0)));
+        n.add(at(801, lost(1, 7)));
         assert_eq!(due(&mut n, 810), [(1, Status::Firing)]);
     }
 
     #[test]
     fn what_an_earlier_life_has_said_is_not_said_again() {
         let mut n = Notifier::new("j");
-        n.heard(at(1, started(1, 0)));
-        n.heard(at(10, lost(1, 1)));
-        n.was_told(1_000_000, 1, Status::Firing);
+        n.add(at(1, started(1, 0)));
+        n.add(at(10, lost(1, 1)));
+        n.mark_sent(1_000_000, 1, Status::Firing);
         assert_eq!(due(&mut n, 20), []);
     }
 
     #[test]
     fn what_was_said_about_an_earlier_run_is_not_taken_for_this_one() {
         let mut n = Notifier::new("j");
-        n.heard(at(1, started(1, 0)));
-        n.heard(at(10, lost(1, 1)));
-        n.heard(at(11, Fact::Ended { code: 1, why: "no restart left".into() }));
-        n.heard(at(20, started(2, 0)));
-        n.heard(at(30, lost(1, 2)));
+        n.add(at(1, started(1, 0)));
+        n.add(at(10, lost(1, 1)));
+        n.add(at(11, Fact::Ended { code: 1, why: "no restart left".into() }));
+        n.add(at(20, started(2, 0)));
+        n.add(at(30, lost(1, 2)));
         // A route accepts the notice about the first run now.
-        n.was_told(1_000_000, 1, Status::Person);
+        n.mark_sent(1_000_000, 1, Status::Person);
         assert_eq!(due(&mut n, 40), [(1, Status::Firing)]);
     }
 }

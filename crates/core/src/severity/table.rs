@@ -38,16 +38,16 @@ pub enum Scope {
 }
 
 impl Scope {
-    /// Returns a phrase for people that names what is at fault.
+    /// Returns what is at fault, in a word or two.
     #[must_use]
-    pub fn whose(self) -> &'static str {
+    pub fn label(self) -> &'static str {
         match self {
-            Scope::User => "the script's",
-            Scope::Process => "one process's",
-            Scope::Node => "the machine's",
-            Scope::Fabric => "the network's",
-            Scope::Storage => "the storage's",
-            Scope::Unknown => "not known whose",
+            Scope::User => "script",
+            Scope::Process => "process",
+            Scope::Node => "machine",
+            Scope::Fabric => "network",
+            Scope::Storage => "storage",
+            Scope::Unknown => "cause unknown",
         }
     }
 }
@@ -66,8 +66,8 @@ pub struct Class {
     pub what: String,
     /// What a person can do about it: a sentence.
     pub advice: String,
-    /// Whether it mostly follows from a failure elsewhere; it is not blamed if another failure
-    /// explains it.
+    /// Whether it is usually a consequence of a failure elsewhere; it is not blamed if another
+    /// failure explains it.
     #[serde(default)]
     pub follows: bool,
 }

@@ -11,17 +11,17 @@
 //! inflate the deviation it divides by; median and MAD avoid both. A single jitter ends a strict
 //! run of windows; k of n forgives it.
 
+mod baseline;
 mod evidence;
 mod settings;
-mod usual;
 
 pub use settings::Settings;
 
-use crate::center::median_of;
+use crate::quantiles::median_of;
 use crate::{Detector, Family, Metric, Series, Verdict, Worse};
+use baseline::{AS_EVER, Baseline, LOOKS};
 use evidence::{BLOCK, Evidence, SIGNS, Sign, Spans, blocks};
 use std::collections::{BTreeMap, BTreeSet};
-use usual::{AS_EVER, LOOKS, Usual};
 
 /// Number of machines, at most, from which the usual spread is estimated.
 const SAMPLE: usize = 256;
@@ -62,7 +62,7 @@ struct Watched {
     /// By machine: the current deviation, in spreads.
     off: Vec<f32>,
     /// By role: its usual median.
-    usual: Vec<Usual>,
+    baselines: Vec<Baseline>,
     /// Usual distance from the median plus the machine's offset, in levels; and the level.
     spread: f32,
     level: f32,
@@ -142,7 +142,7 @@ impl Robust {
             family: m.family,
             worse: m.worse,
             floor: m.floor,
-            usual: Vec::new(),
+            baselines: Vec::new(),
             sum: vec![0.0; many],
             seen: vec![0.0; many],
             own: vec![0.0; many],
@@ -307,19 +307,19 @@ impl Watched {
             self.first.iter_mut().for_each(Vec::clear);
             self.learned.fill(0.0);
             self.history = Evidence::new(self.off.len());
-            self.usual.clear();
+            self.baselines.clear();
         }
-        self.usual.resize(roles.len(), Usual::default());
+        self.baselines.resize(roles.len(), Baseline::default());
         let mut shifts = vec![0.0; self.off.len()];
-        for ((of, middle), usual) in roles.iter().zip(middles).zip(&mut self.usual) {
-            if middle.is_some_and(|middle| usual.follow(middle, level, known, scratch)) {
+        for ((of, middle), baseline) in roles.iter().zip(middles).zip(&mut self.baselines) {
+            if middle.is_some_and(|middle| baseline.follow(middle, level, known, scratch)) {
                 for m in of.judged() {
                     self.first[*m].clear();
                     self.learned[*m] = 0.0;
                     self.history.forget(*m);
                 }
             }
-            let shift = middle.map_or(0.0, |middle| (middle - usual.now) / level);
+            let shift = middle.map_or(0.0, |middle| (middle - baseline.now) / level);
             let middle = middle.unwrap_or(f32::NAN);
             for m in of.judged() {
                 shifts[*m] = shift;

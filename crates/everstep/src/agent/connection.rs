@@ -9,7 +9,7 @@ mod stuck;
 
 use super::input::Input;
 use crate::coordinator::EndpointFile;
-use crate::places::{MAKE_ROOM, is_full};
+use crate::paths::{MAKE_ROOM, is_full};
 use everstep_core::agent::event::Event;
 use everstep_core::exit_code::ExitCode;
 use everstep_core::message::Order;
@@ -110,14 +110,14 @@ struct Tries {
     /// When the connection was lost, or first failed.
     since: Option<Instant>,
     /// The cause, once it has been reported.
-    told: Option<String>,
+    reported: Option<String>,
     /// Since when another program answers in the coordinator's place.
     stranger: Option<Instant>,
 }
 
 impl Tries {
     fn new(patience: Duration) -> Self {
-        Tries { patience, attached: false, since: None, told: None, stranger: None }
+        Tries { patience, attached: false, since: None, reported: None, stranger: None }
     }
 
     fn lost_for(&self) -> Duration {
@@ -130,7 +130,7 @@ impl Tries {
     }
 
     fn connected(&mut self) {
-        if self.told.is_some() {
+        if self.reported.is_some() {
             let (what, seconds) = (if self.attached { "is back" } else { "answers" }, self.lost_for().as_secs());
             crate::say!("the coordinator {what} after {seconds} s");
         }
@@ -140,16 +140,16 @@ impl Tries {
     /// Reports a failed attempt, once there has been no connection for a while.
     fn failed(&mut self, why: impl std::fmt::Display) {
         self.since.get_or_insert_with(Instant::now);
-        if self.told.is_some() || self.lost_for() < if self.attached { WORTH_A_LINE } else { WORTH_A_FIRST_LINE } {
+        if self.reported.is_some() || self.lost_for() < if self.attached { WORTH_A_LINE } else { WORTH_A_FIRST_LINE } {
             return;
         }
         let why = why.to_string();
         if self.attached {
             crate::say!("the coordinator does not answer ({why}); this node continues and keeps trying");
         } else {
-            crate::say!("no coordinator answers yet ({why}); this node tries for {} s", self.patience.as_secs());
+            crate::say!("no coordinator answers yet ({why}); retrying for {} s", self.patience.as_secs());
         }
-        self.told = Some(why);
+        self.reported = Some(why);
     }
 }
 
@@ -222,7 +222,7 @@ pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
             }
             None => {
                 tries.stranger = None;
-                tries.failed("it has not said where it listens");
+                tries.failed("it has not published its address");
             }
         }
         if tries.attached && target.may_host && stuck.look(&target.store) {
@@ -287,7 +287,7 @@ impl Host {
                     let (count, since) = self.failures.map_or((1, Instant::now()), |(n, since)| (n + 1, since));
                     self.failures = Some((count, since));
                     if count >= MOST_FAILURES.0 && since.elapsed() >= MOST_FAILURES.1 {
-                        let said = last.map(|line| format!("; it said last: {line}")).unwrap_or_default();
+                        let said = last.map(|line| format!("; its last log line: {line}")).unwrap_or_default();
                         return Err(HostError::Failed { count, status, said, log: log_of(&target.store) });
                     }
                 }
@@ -317,7 +317,7 @@ fn last_words(store: &Path, from: u64) -> Option<String> {
 }
 
 fn start(bind: &str, target: &Target) -> std::io::Result<Child> {
-    let log = crate::places::open_store(&target.store)
+    let log = crate::paths::open_store(&target.store)
         .and_then(|store| store.file("coordinator.log", OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND))
         .map_err(|e| std::io::Error::new(e.kind(), format!("cannot write {}: {e}", log_of(&target.store).display())))?;
     let mut command = Command::new(std::env::current_exe()?);

@@ -130,7 +130,7 @@ impl External {
 
     async fn exited(&mut self, outcome: Outcome) {
         let Some(generation) = self.running else { return };
-        let message = "its torchrun agent says so".to_owned();
+        let message = "reported by its torchrun agent".to_owned();
         self.event(Event::Crew(
             generation,
             CrewEvent::WorkerExited(WorkerExit { local_rank: 0, pid: 0, outcome, asked: false, words: message.into() }),

@@ -60,7 +60,7 @@ impl Driver {
                 });
             }
             (Injected::DiskFull, _) => {
-                let full = self.durable.full.clone();
+                let full = self.persist_queue.full.clone();
                 full.store(true, Ordering::Relaxed);
                 tokio::spawn(async move {
                     tokio::time::sleep(lasts).await;

@@ -1,7 +1,7 @@
 //! Everything that the agent's driver waits for.
 
-use super::durable::PublishError;
-use super::storage::{Destination, ShardError};
+use super::persist_queue::PublishError;
+use super::slot_files::{Destination, ShardError};
 use crate::guard::protocol::Event as GuardEvent;
 use everstep_checkpoint::persist::ClaimError;
 use everstep_core::agent::event::{CrewEvent, Event};

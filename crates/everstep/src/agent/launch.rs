@@ -175,7 +175,7 @@ impl Template {
         path("TORCHELASTIC_ERROR_FILE", self.streams.error_file(start.restarts, local));
         path("EVERSTEP_STACKS", self.streams.stacks(start.restarts, local));
         path("EVERSTEP_SOCKET", self.socket.clone());
-        path("EVERSTEP_SPILL", crate::places::node_spill(&self.job, &self.node));
+        path("EVERSTEP_SPILL", crate::paths::node_spill(&self.job, &self.node));
         path("EVERSTEP_BOARD", board_path(&self.memory, local));
         if let Some(timer) = &self.timer_file {
             path(super::file_timer::FILE, timer.clone());

@@ -1,8 +1,8 @@
 //! Takes over what the previous job left in memory. This is for jobs that end with their launcher:
 //! no later start can have the same name.
 
-use super::storage;
-use crate::{lock, places};
+use super::slot_files;
+use crate::{lock, paths};
 use everstep_checkpoint::arena::{Label, Pin, Slot, run_label};
 use everstep_core::id::RunId;
 use everstep_wire::private::{Directory, Root};
@@ -30,25 +30,25 @@ impl Heir<'_> {
     /// Takes nothing if the previous job still has its node, or if this job has slots of its own.
     pub fn adopt(&self) -> bool {
         // The name comes from the checkpoint directory, where anybody may have put it.
-        if self.predecessor == self.job || places::check_name("job", self.predecessor).is_err() {
+        if self.predecessor == self.job || paths::check_name("job", self.predecessor).is_err() {
             return false;
         }
-        let Ok(state) = Directory::existing(&places::job(self.predecessor), Root::Named) else { return false };
+        let Ok(state) = Directory::existing(&paths::job(self.predecessor), Root::Named) else { return false };
         let lock = lock::take(&state, &format!("node-{}.lock", self.node), Duration::ZERO);
         let Ok(Ok(_lock)) = lock else { return false };
         // A job of that name with other records holds the lock of its memory only.
-        let memory = Directory::existing(&places::node_memory(self.predecessor, self.node), Root::Named).ok();
+        let memory = Directory::existing(&paths::node_memory(self.predecessor, self.node), Root::Named).ok();
         if memory.as_ref().is_some_and(|of| !lock::take_directory(of).unwrap_or(true)) {
             return false;
         }
         let (old, own) = (self.predecessor, self.job);
-        if storage::holds_slots(own, self.node) {
+        if slot_files::holds_slots(own, self.node) {
             return false;
         }
         let moved =
-            [places::node_memory, places::node_spill].map(|of| self.take(&of(old, self.node), &of(own, self.node)));
-        if !storage::holds_slots(old, self.node) {
-            storage::discard(old, self.node);
+            [paths::node_memory, paths::node_spill].map(|of| self.take(&of(old, self.node), &of(own, self.node)));
+        if !slot_files::holds_slots(old, self.node) {
+            slot_files::discard(old, self.node);
         }
         moved.contains(&true)
     }

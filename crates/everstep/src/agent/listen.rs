@@ -1,7 +1,7 @@
 //! The agent's inputs from its own machine: workers, signals, the kernel, and the GPU driver.
 
 use super::launch::Template;
-use super::{Input, kernel_log, metric};
+use super::{Input, counters, kernel_log};
 use everstep_core::severity::Table;
 use everstep_wire::door::Trouble;
 use everstep_wire::frame;
@@ -20,15 +20,15 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 pub(super) fn to_machine(
     template: &Template,
     table: &Arc<Table>,
-    ring: &metric::samples::Ring,
+    ring: &counters::host_sampler::Ring,
     inbox: &mpsc::UnboundedSender<Input>,
 ) {
-    metric::samples::follow(template.nvml.clone(), Arc::clone(ring), inbox.clone());
+    counters::host_sampler::follow(template.nvml.clone(), Arc::clone(ring), inbox.clone());
     if let Some(path) = &template.kernel_log {
         kernel_log::follow(path.clone(), Arc::clone(table), inbox.clone());
     }
     if let Some(library) = template.nvml.clone() {
-        metric::follow(move || metric::nvml::Gpus::open(&library), Arc::clone(table), inbox.clone());
+        counters::follow(move || counters::nvml::Gpus::open(&library), Arc::clone(table), inbox.clone());
     }
 }
 

@@ -3,7 +3,7 @@
 use super::Driver;
 use super::input::Samples;
 use crate::detect::packing;
-use everstep_checkpoint::board::Word;
+use everstep_checkpoint::step_board::Word;
 use everstep_core::progress::RankProgress;
 use everstep_wire::envelope::ToCoordinator;
 

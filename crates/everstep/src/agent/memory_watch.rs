@@ -58,15 +58,16 @@ impl Driver {
             Ok(()) => {
                 self.memory = MemoryWatch::of_new(&self.template.memory);
                 crate::say!(
-                    "{directory} was removed while the job runs (systemd-logind does that at logout, see RemoveIPC in \
-                     logind.conf); it is created again, and workers capture their next step there"
+                    "{directory} was removed while the job was running (systemd-logind does that at logout, see \
+                     RemoveIPC in logind.conf); it was re-created, and workers snapshot their next step there"
                 );
             }
             Err(e) => {
                 let why = e.to_string();
                 if self.memory.trouble.as_ref() != Some(&why) {
                     crate::say!(
-                        "{directory} was removed while the job runs and cannot be created again: {why}; checkpoints go to disk"
+                        "{directory} was removed while the job was running and cannot be re-created: {why}; \
+                         checkpoints go to disk"
                     );
                     self.memory.trouble = Some(why);
                 }

@@ -3,35 +3,36 @@
 
 pub mod connection;
 mod console;
-mod durable;
-mod elsewhere;
+pub mod counters;
+mod crew;
 pub mod external;
 pub mod file_timer;
+mod final_save;
 mod guard_connection;
 mod inject;
 mod input;
 pub mod kernel_log;
-mod last;
 pub mod launch;
 mod leftovers;
 mod listen;
 mod machine_samples;
 mod macros;
 mod memory_watch;
-pub mod metric;
 mod node_check;
 mod numa;
 mod own_slots;
 mod ownership;
 mod pace;
 mod parity;
+mod persist_queue;
 mod pinned;
+mod remote_shard;
 mod replicas;
-mod sample;
+mod slot_files;
 mod stacks;
-mod storage;
 pub mod streams;
 mod warm_up;
+mod worker_sample;
 mod worker_words;
 mod workers;
 
@@ -39,7 +40,7 @@ use crate::guard::protocol::Request as GuardRequest;
 use crate::listening::Place;
 use crate::pgstore::PgStore;
 use connection::Target;
-use durable::Durable;
+use crew::Crew;
 use everstep_core::agent::command::{Command, CrewCommand};
 use everstep_core::agent::event::{CrewEvent, Event};
 use everstep_core::agent::first_error::FirstError;
@@ -51,10 +52,11 @@ use everstep_core::severity::Table;
 use everstep_core::time::Time;
 use everstep_wire::envelope::{ToAgent, ToCoordinator, VERSION};
 use everstep_wire::worker::Reply;
+use final_save::FinalSave;
 use guard_connection::start_guard;
 pub use input::Input;
-use last::Last;
 use launch::Template;
+use persist_queue::PersistQueue;
 use replicas::Replicas;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -63,7 +65,6 @@ use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::sync::{mpsc, oneshot};
-use workers::Crew;
 
 /// How long the guard gets to exit.
 const GUARD_END: Duration = Duration::from_secs(3);
@@ -95,10 +96,10 @@ struct Driver {
     replicas: Replicas,
     crew: Option<Crew>,
     restores: BTreeMap<Rank, oneshot::Sender<Reply>>,
-    durable: Durable,
+    persist_queue: PersistQueue,
     memory: memory_watch::MemoryWatch,
     claims: ownership::Claims,
-    last: Last,
+    final_save: FinalSave,
     end: Option<End>,
     /// The state in memory is of no use to the next attempt.
     discard: bool,
@@ -119,7 +120,7 @@ struct Driver {
     own_variables: BTreeMap<u32, BTreeMap<String, String>>,
     table: Arc<Table>,
     silenced: inject::Silenced,
-    ring: metric::samples::Ring,
+    ring: counters::host_sampler::Ring,
     /// Performs this node's part in node checks. Created by the first check.
     checker: Option<mpsc::UnboundedSender<Check>>,
     /// When the coordinator last received the time account.
@@ -150,7 +151,7 @@ pub async fn run(
     let control = (config.store_port > 0).then(|| target.clone());
     let store = PgStore::start(&place, config.store_port, control).await?;
     config.store_port = store.port();
-    let directories = vec![template.memory.clone(), crate::places::node_spill(&template.job, &template.node)];
+    let directories = vec![template.memory.clone(), crate::paths::node_spill(&template.job, &template.node)];
     // SAFETY: `lock` is this node's; the previous agent had it until it ended.
     let replicas = unsafe { Replicas::start(&place, &template.job, directories)? };
     config.replica_port = replicas.port;
@@ -162,7 +163,7 @@ pub async fn run(
     }
     listen::to_signals(&inbox)?;
     let (ladder, workers, table) = (config.spec.ladder(), config.workers, config.table.clone());
-    let ring = metric::samples::Ring::default();
+    let ring = counters::host_sampler::Ring::default();
     listen::to_machine(&template, &table, &ring, &inbox);
     tokio::spawn(connection::run(target.clone(), inbox.clone()));
     let mut driver = Driver {
@@ -178,10 +179,10 @@ pub async fn run(
         store,
         crew: None,
         restores: BTreeMap::new(),
-        durable: Durable::default(),
+        persist_queue: PersistQueue::default(),
         memory,
         claims: ownership::Claims::default(),
-        last: Last::default(),
+        final_save: FinalSave::default(),
         end: None,
         discard: false,
         latest: Generation(0),
@@ -233,12 +234,12 @@ impl Driver {
     async fn wind_down(&mut self, end: &mut End, inputs: &mut mpsc::UnboundedReceiver<Input>) {
         if end.code != 0 {
             let (own, run) = (self.replicas.own().clone(), self.replicas.holder.run());
-            end.hurried = !std::mem::take(&mut self.last).persist(own, run, self.impatient, inputs).await;
+            end.hurried = !std::mem::take(&mut self.final_save).persist(own, run, self.impatient, inputs).await;
         }
         // If the job continues elsewhere, its directory must not look free.
         self.claims.end(self.over).await;
-        if self.discard || !storage::holds_slots(&self.template.job, &self.template.node) {
-            storage::discard(&self.template.job, &self.template.node);
+        if self.discard || !slot_files::holds_slots(&self.template.job, &self.template.node) {
+            slot_files::discard(&self.template.job, &self.template.node);
         }
         let _ = everstep_wire::private::remove(&self.template.socket);
         let _ = tokio::time::timeout(GUARD_END, self.store.drained()).await;
@@ -266,6 +267,30 @@ impl Driver {
         }
     }
 
+    /// Handles a line of the coordinator.
+    async fn line(&mut self, line: ToAgent) {
+        match line {
+            ToAgent::Ping => {}
+            ToAgent::Inject(injection) => self.inject(injection).await,
+            ToAgent::Stacks => self.ask_for_stacks(),
+            ToAgent::Burst => {
+                let looks = self.ring.lock().map(|ring| ring.iter().copied().collect()).unwrap_or_default();
+                if let Some(link) = &self.link {
+                    let _ = link.send(ToCoordinator::Burst(looks));
+                }
+            }
+            ToAgent::Order { epoch, order } => {
+                crate::log::exchange::order(&order);
+                self.over |= matches!(order, Order::End(_));
+                if matches!(order, Order::Crew(_, CrewOrder::Fence { .. })) {
+                    // Whoever has ended by itself is known before all are ended.
+                    self.look().await;
+                }
+                self.event(Event::Order { epoch, order }).await;
+            }
+        }
+    }
+
     async fn input(&mut self, input: Input) {
         match input {
             Input::Connected(lines) if self.silenced.is_some() => self.silenced = Some(lines),
@@ -285,31 +310,14 @@ impl Driver {
                 self.event(Event::Disconnected).await;
             }
             Input::Line(_) if self.silenced.is_some() => {}
-            Input::Line(ToAgent::Ping) => {}
-            Input::Line(ToAgent::Inject(injection)) => self.inject(injection).await,
-            Input::Line(ToAgent::Stacks) => self.ask_for_stacks(),
+            Input::Line(line) => self.line(line).await,
             Input::Stacks(generation, stacks) => {
                 if let Some(link) = &self.link {
                     let _ = link.send(ToCoordinator::Stacks { generation, stacks });
                 }
             }
             Input::Sampled(at, kind, samples) => self.sampled(at, &kind, samples),
-            Input::Line(ToAgent::Burst) => {
-                let looks = self.ring.lock().map(|ring| ring.iter().copied().collect()).unwrap_or_default();
-                if let Some(link) = &self.link {
-                    let _ = link.send(ToCoordinator::Burst(looks));
-                }
-            }
             Input::Heard => self.silenced = None,
-            Input::Line(ToAgent::Order { epoch, order }) => {
-                crate::log::exchange::order(&order);
-                self.over |= matches!(order, Order::End(_));
-                if matches!(order, Order::Crew(_, CrewOrder::Fence { .. })) {
-                    // Whoever has ended by itself is known before all are ended.
-                    self.look().await;
-                }
-                self.event(Event::Order { epoch, order }).await;
-            }
             Input::Fatal { code, why } => self.fatal(code, why),
             Input::Guard(event) => self.guard_says(event).await,
             Input::Worker(request, answer) => self.worker_asks(request, answer).await,
@@ -387,13 +395,13 @@ impl Driver {
     }
 
     fn step_is_durable(&mut self, step: Step) {
-        self.last.durable = self.last.durable.max(Some(step));
+        self.final_save.durable = self.final_save.durable.max(Some(step));
         if let Some(crew) = &self.crew {
             crew.durable(step);
             self.replicas.durable(step, crew.slot.workers);
         }
         let pinned = self.pinned_steps();
-        self.durable.durable(step, &pinned);
+        self.persist_queue.published(step, &pinned);
     }
 
     fn execute(&mut self, command: Command) -> Option<Event> {
@@ -451,7 +459,7 @@ impl Driver {
                     crew.replicated(step);
                 }
             }
-            CrewCommand::HeldByAll(step) => self.last.holds(generation, step),
+            CrewCommand::HeldByAll(step) => self.final_save.holds(generation, step),
             CrewCommand::Publish(publish) => self.publish(generation, publish),
             CrewCommand::Durable(step) => self.step_is_durable(step),
         }

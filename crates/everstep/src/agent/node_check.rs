@@ -21,7 +21,7 @@ const WAIT: (Duration, Duration) = (Duration::from_mins(1), Duration::from_secs(
 /// How long a part may take: after this, it never ends.
 const PART: Duration = Duration::from_secs(140);
 
-/// The process's answer (see `python/everstep/check.py`).
+/// The process's answer (see `python/everstep/node_check.py`).
 #[derive(Deserialize)]
 struct Answer {
     speed: Option<Measured>,
@@ -46,7 +46,7 @@ struct Helper {
 impl Helper {
     fn start(python: &OsStr, env: &Environment) -> std::io::Result<Self> {
         let mut command = Command::new(python);
-        command.args(crate::interpreter::module("check")).env_clear().envs(env).kill_on_drop(true);
+        command.args(crate::interpreter::module("node_check")).env_clear().envs(env).kill_on_drop(true);
         crate::descriptors::restore(command.as_std_mut());
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
         let (to, from) = child.stdin.take().zip(child.stdout.take()).ok_or_else(|| std::io::Error::other("no pipe"))?;

@@ -62,7 +62,7 @@ pub enum BindingError {
         "--numa-binding binds workers to the processors near their accelerators, and this machine has {has}; drop the option"
     )]
     NoAccelerator { has: usize },
-    #[error("--numa-binding exclusive: {accelerators} accelerators share {cores} cores; take node")]
+    #[error("--numa-binding exclusive: {accelerators} accelerators share {cores} cores; use node")]
     TooFewCores { accelerators: usize, cores: usize },
     #[error("--numa-binding {mode}: the machine names no processors near accelerator {accelerator}; drop the option")]
     NoProcessors { mode: String, accelerator: u32 },

@@ -1,7 +1,7 @@
 //! The slots of this node's workers, as the agent uses them: which there are, and which are pinned
 //! for other nodes.
 
-use super::storage::SLOTS_LOOKED_AT;
+use super::slot_files::SLOTS_LOOKED_AT;
 use everstep_checkpoint::arena::{Pin, Slot, slot_paths};
 use everstep_checkpoint::mapped::Mapped;
 use everstep_core::id::{Generation, Step};

@@ -3,9 +3,9 @@
 
 use super::input::{Input, Owned};
 use super::leftovers::Heir;
-use super::storage::Destination;
+use super::slot_files::Destination;
 use super::{Driver, End};
-use crate::places;
+use crate::paths;
 use everstep_checkpoint::arena::run_label;
 use everstep_checkpoint::persist::{self, Claim, ClaimError, Claimant, Target};
 use everstep_checkpoint::retain::Policy;
@@ -83,7 +83,7 @@ impl Driver {
     pub(super) fn persist_to(&mut self, from: WorkerId, persist: Persist, answer: oneshot::Sender<Reply>) {
         let WorkerId { generation, rank, local_rank } = from;
         let Persist { directory, run, keep, keep_every, keep_epochs, bandwidth, exactly } = persist;
-        places::remember_checkpoints(&self.template.job, &directory);
+        paths::remember_checkpoints(&self.template.job, &directory);
         let every = (keep_every > 0).then(|| Duration::from_secs(keep_every));
         let keep = Policy { last: keep as usize, every, epochs: keep_epochs, abandoned: false };
         let target = if exactly { Target::Exactly } else { Target::Branch };
@@ -134,7 +134,7 @@ impl Driver {
                 let to = Destination { epoch, ..to };
                 let crew = self.crew.as_mut().filter(|c| c.generation == generation);
                 if let Some(worker) = crew.and_then(|c| c.workers.get_mut(&local_rank)) {
-                    self.last.belongs(local_rank, to.clone());
+                    self.final_save.belongs(local_rank, to.clone());
                     worker.destination = Some(to);
                 }
                 let _ = answer.send(Reply::Owned { epoch });

@@ -1,11 +1,11 @@
 //! The gate that copies of checkpoints pass on their way to the network. When they may, [`Pacer`]
 //! decides; this reads what the workers have announced on their boards, and waits.
 
-use everstep_checkpoint::board::{Board, Network, Word, monotonic};
 use everstep_checkpoint::format::digest::CHUNK_BYTES;
 use everstep_checkpoint::replicate::push::{Gate, Pass, Window};
+use everstep_checkpoint::step_board::{Board, Network, Word, monotonic};
+use everstep_core::copy_estimate::copy_estimate;
 use everstep_core::interleave::Kept;
-use everstep_core::outlook::outlook;
 use everstep_core::pacing::{Admission, EXTENT, Known, LOOK, Lane, Pacer, share};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,7 +33,7 @@ impl Speed {
 /// speed.
 fn describe(path: &Path, bytes: u64, speed: f64) -> Option<String> {
     let kept: Kept = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
-    Some(outlook(&kept.iteration, bytes, speed))
+    Some(copy_estimate(&kept.iteration, bytes, speed))
 }
 
 /// The gate of one step's copies.
@@ -79,7 +79,7 @@ impl Paced {
     }
 
     /// Describes how copies fit beside the training's own traffic, once both are known.
-    pub fn outlook(&self, profile: &Path) -> Option<String> {
+    pub fn estimate(&self, profile: &Path) -> Option<String> {
         let known = self.boards.iter().any(|b| b.network() == Network::Known);
         let bytes = self.pacer.lock().ok()?.bytes();
         self.speed.get().filter(|_| known).and_then(|speed| describe(profile, bytes, speed))

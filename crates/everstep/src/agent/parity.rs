@@ -4,8 +4,8 @@ use super::pace::{Paced, STREAMS};
 use everstep_checkpoint::arena::Slot;
 use everstep_checkpoint::erasure::encode::{Task, encode};
 use everstep_checkpoint::erasure::streams::Streams;
-use everstep_checkpoint::replicate::holder::Holder;
 use everstep_checkpoint::replicate::protocol::{ParityWant, Peer, Want};
+use everstep_checkpoint::replicate::replica_holder::ReplicaHolder;
 use everstep_core::id::{Generation, Step};
 use everstep_core::message::{Member, Stripe};
 use std::io;
@@ -25,7 +25,7 @@ pub struct Moment {
 /// What a node has to compute with.
 #[derive(Clone, Copy)]
 pub struct Node<'a> {
-    pub holder: &'a Holder,
+    pub holder: &'a ReplicaHolder,
     pub streams: &'a Streams,
     /// Its own shards of the step.
     pub slots: &'a [Arc<Slot>],

@@ -1,8 +1,8 @@
 //! Which of the workers' pinned slots go to durable storage, and which are let go of.
 
 use super::Driver;
-use super::durable::PinnedShard;
-use super::storage::Destination;
+use super::persist_queue::PinnedShard;
+use super::slot_files::Destination;
 use everstep_checkpoint::arena::{Label, Pin, run_label};
 use everstep_checkpoint::persist::Target;
 use everstep_core::id::{Generation, Step};
@@ -53,7 +53,7 @@ impl Driver {
                 Target::Exactly => Generation(label.generation),
             };
             let left = Some(captured).filter(|c| *c != generation);
-            if self.durable.is_given(local_rank, left, label.step) {
+            if self.persist_queue.is_given(local_rank, left, label.step) {
                 continue;
             }
             if let Some(why) = dropped(&label, to, generation, world_size) {
@@ -73,7 +73,11 @@ impl Driver {
         pinned.sort();
         for (captured, step, slot) in pinned {
             let mark = to.mark(captured, restarts);
-            self.durable.write(PinnedShard { generation, captured, mark, local_rank, step, slot }, to, &self.inbox);
+            self.persist_queue.write(
+                PinnedShard { generation, captured, mark, local_rank, step, slot },
+                to,
+                &self.inbox,
+            );
         }
     }
 

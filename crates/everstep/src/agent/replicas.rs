@@ -2,21 +2,21 @@
 //! shards fetched.
 
 use super::Driver;
-use super::elsewhere::WaitingSlots;
+use super::crew::Worker;
 use super::input::Input;
 use super::launch::{board_path, profile_path};
 use super::own_slots::Own;
 use super::pace::{Paced, STREAMS, Speed};
 use super::parity;
-use super::workers::Worker;
+use super::remote_shard::WaitingSlots;
 use crate::listening::Place;
 use everstep_checkpoint::arena::{Pin, Slot, job_hash, run_label};
-use everstep_checkpoint::board::Board;
 use everstep_checkpoint::erasure::streams::Streams;
 use everstep_checkpoint::persist::Target;
-use everstep_checkpoint::replicate::holder::{Held, Holder, forget_readers};
 use everstep_checkpoint::replicate::protocol::Peer;
 use everstep_checkpoint::replicate::push::Link;
+use everstep_checkpoint::replicate::replica_holder::{Held, ReplicaHolder, forget_readers};
+use everstep_checkpoint::step_board::Board;
 use everstep_core::agent::event::CrewEvent;
 use everstep_core::id::{Generation, Rank, Step};
 use everstep_core::message::{Holding, Redundancy, Replication, Source, Tier, Unreadable};
@@ -40,7 +40,7 @@ pub const SLOTS: u32 = 3;
 
 /// Replica streams of one node.
 pub struct Replicas {
-    pub holder: Arc<Holder>,
+    pub holder: Arc<ReplicaHolder>,
     pub port: u16,
     token: Option<Token>,
     job: u64,
@@ -49,8 +49,8 @@ pub struct Replicas {
     /// Streams that bring others' parts and take parity.
     streams: Arc<Streams>,
     speed: Arc<Speed>,
-    /// The user has been told how often copies go out.
-    told: Arc<AtomicBool>,
+    /// Whether the user has been shown how often copies are sent.
+    estimate_shown: Arc<AtomicBool>,
     /// Where each rank of this node restores from, and what can heal it.
     sources: BTreeMap<Rank, Source>,
     /// Held by whoever fills a slot of a worker, by local rank.
@@ -95,7 +95,7 @@ impl Replicas {
         // SAFETY: whoever has the node's lock is the node's only agent. It has not begun to read.
         let holder = Arc::new(unsafe {
             forget_readers(&directories);
-            Holder::new(directories.clone(), job_hash(job))
+            ReplicaHolder::new(directories.clone(), job_hash(job))
         });
         let memory = directories.first().cloned().unwrap_or_default();
         holder.set_boards(move || (0..).map_while(|local| Board::open(&board_path(&memory, local)).ok()).collect());
@@ -112,7 +112,7 @@ impl Replicas {
             links: Arc::default(),
             streams: Arc::default(),
             speed: Arc::default(),
-            told: Arc::default(),
+            estimate_shown: Arc::default(),
             sources: BTreeMap::new(),
             filling: BTreeMap::new(),
             said: Arc::default(),
@@ -242,7 +242,7 @@ impl Driver {
         let mut gate = Paced::new(boards.collect(), crew.over.clone(), replicas.speed.clone());
         let peers: Vec<Peer> = plan.keepers.iter().map(|k| replicas.peer(&k.address)).collect();
         let (links, own, said) = (replicas.links.clone(), replicas.own.clone(), replicas.said.clone());
-        let (inbox, told) = (self.inbox.clone(), replicas.told.clone());
+        let (inbox, shown) = (self.inbox.clone(), replicas.estimate_shown.clone());
         let (holder, streams) = (replicas.holder.clone(), replicas.streams.clone());
         let peer = replicas.peer("");
         let size = crew.world_size;
@@ -256,7 +256,7 @@ impl Driver {
             let mut digests: Vec<(u32, u64)> = Vec::new();
             let pinned = own.pin_all(workers, generation, from, base);
             // Others compute parity of what is pinned now; or hear that there is nothing.
-            holder.taken.set(generation.0, round, pinned.iter().flat_map(|(_, slots)| slots.clone()).collect());
+            holder.round_slots.set(generation.0, round, pinned.iter().flat_map(|(_, slots)| slots.clone()).collect());
             let step = pinned.and_then(|(step, slots)| {
                 digests = (0..).zip(&slots).filter_map(|(local, slot)| Some((local, slot.digest()?))).collect();
                 let sent = if plan.stripes.is_empty() {
@@ -270,8 +270,8 @@ impl Driver {
                     Ok(()) => {
                         let lost = plan.stripes.first().map_or(peers.len(), |s| s.keepers.len() + 1);
                         slots.iter().for_each(|s| s.note_replicas(lost as u64));
-                        if let Some(outlook) = gate.outlook(&profile).filter(|_| !told.swap(true, Ordering::AcqRel)) {
-                            crate::say!("{outlook}");
+                        if let Some(text) = gate.estimate(&profile).filter(|_| !shown.swap(true, Ordering::AcqRel)) {
+                            crate::say!("{text}");
                         }
                         Some(step)
                     }
@@ -307,7 +307,7 @@ impl Driver {
     ) {
         let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
         crew.restored = step;
-        self.last.goes_on_from(generation, step, persist, crew.world_size);
+        self.final_save.goes_on_from(generation, step, persist, crew.world_size);
         self.release_what_did_not_happen();
         let Some(crew) = &self.crew else { return };
         let (first, run) = (crew.slot.first_rank.0, self.replicas.holder.run());
@@ -365,7 +365,7 @@ impl Driver {
         let Some(over) = self.crew.as_ref().map(|c| c.over.clone()) else { return };
         let (directories, filling) = (self.replicas.own.directories().to_vec(), self.replicas.filling(local));
         let into = WaitingSlots { directories, local, filling, over };
-        let (tier, from, inbox) = (source.tier, self.replicas.elsewhere(source), self.inbox.clone());
+        let (tier, from, inbox) = (source.tier, self.replicas.remote_shard(source), self.inbox.clone());
         tokio::task::spawn_blocking(move || match from.fetch(&into, persist) {
             Ok(path) => {
                 let path = Some(to_text(&path));
@@ -383,7 +383,8 @@ impl Driver {
                     let _ = inbox.send(Input::crew(generation, failed));
                 }
                 // The worker waits: its generation is over.
-                let _ = answer.send(Reply::Refused { why: "the world forms anew".into() });
+                let why = "the world is being re-formed; this process will be restarted".into();
+                let _ = answer.send(Reply::Refused { why });
             }
         });
     }
@@ -391,7 +392,7 @@ impl Driver {
     /// Brings damaged chunks of a slot back from wherever they are good.
     pub(super) fn heal(&self, rank: Rank, path: String, chunks: Vec<usize>, answer: oneshot::Sender<Reply>) {
         let path = from_text(&path);
-        let from = self.replicas.sources.get(&rank).map(|s| self.replicas.elsewhere(s)).unwrap_or_default();
+        let from = self.replicas.sources.get(&rank).map(|s| self.replicas.remote_shard(s)).unwrap_or_default();
         let durable = self
             .crew
             .iter()
@@ -402,7 +403,7 @@ impl Driver {
         tokio::task::spawn_blocking(move || {
             let healed = inside && from.heal(path.as_path(), durable.as_deref(), chunks.clone(), &over);
             let reply = if healed {
-                crate::say!("{}: {} damaged chunks of 1 MiB were healed from a copy", path.display(), chunks.len());
+                crate::say!("{}: {} damaged chunks of 1 MiB were repaired from a copy", path.display(), chunks.len());
                 Reply::Done
             } else {
                 Reply::Refused { why: format!("{} is damaged, and there is no good copy of it", path.display()) }

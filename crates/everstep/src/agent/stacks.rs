@@ -3,7 +3,7 @@
 //! answer.
 
 use super::{Driver, Input};
-use everstep_checkpoint::board::Word;
+use everstep_checkpoint::step_board::Word;
 use everstep_core::stacks::{Stack, main_thread};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;

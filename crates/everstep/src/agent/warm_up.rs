@@ -3,7 +3,7 @@
 use super::Driver;
 use super::launch::raw;
 use crate::guard::protocol::{Request as GuardRequest, Template as GuardTemplate};
-use everstep_checkpoint::board::Word;
+use everstep_checkpoint::step_board::Word;
 use everstep_wire::raw::Raw;
 use std::collections::BTreeMap;
 
@@ -14,7 +14,8 @@ impl Driver {
         let changed = self.crew.iter().flat_map(|c| c.workers.values()).any(|w| w.board.get(Word::WarmUnsafe) != 0);
         if changed {
             crate::say!(
-                "restarts will start Python anew: the script changes its processor affinity before it imports torch"
+                "restarts will be slower, because each worker imports torch again: the script changes its CPU affinity \
+                 before it imports torch"
             );
             return;
         }
@@ -29,7 +30,8 @@ impl Driver {
             Some(changed) => env.insert("EVERSTEP_WARM_AT_IMPORT".into(), changed.into()),
             None => {
                 return crate::say!(
-                    "restarts will start Python anew: ranks change different variables before they import torch"
+                    "restarts will be slower, because each worker imports torch again: ranks set different environment \
+                     variables before they import torch"
                 );
             }
         };
@@ -38,13 +40,13 @@ impl Driver {
         let (modules, ranks) =
             (self.template.memory.join("local-0-modules"), self.template.memory.join("own-variables"));
         let own = serde_json::json!(self.own_variables).to_string();
-        if crate::places::write_whole(&ranks, own.as_bytes()).is_ok() {
+        if crate::paths::write_whole(&ranks, own.as_bytes()).is_ok() {
             env.insert("EVERSTEP_WARM_MODULES".into(), modules.into());
             env.insert("EVERSTEP_WARM_RANKS".into(), ranks.into());
         }
         let argv = vec![Raw(python), Raw::from("-u"), Raw::from(program)];
         if let Err(why) = self.ask_guard(&GuardRequest::Warm(GuardTemplate { argv, env: raw(env) })) {
-            crate::say!("restarts will start Python anew: {why}");
+            crate::say!("restarts will be slower, because each worker imports torch again: {why}");
         }
     }
 

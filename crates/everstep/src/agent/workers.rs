@@ -1,137 +1,34 @@
 //! Workers as the driver sees them: launched through the guard, sampled, and answered.
 
-use super::durable::WrittenStep;
+use super::crew::{Crew, Worker};
 use super::launch::board_path;
+use super::persist_queue::WrittenStep;
 use super::replicas::watch;
-use super::storage::{self, Destination};
-use super::{Driver, End, sample, worker_words};
+use super::slot_files;
+use super::{Driver, End, worker_sample, worker_words};
 use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest};
-use everstep_checkpoint::board::{Board, EVERY_BITS, Word};
+use everstep_checkpoint::step_board::{Board, Word};
 use everstep_core::agent::event::{CrewEvent, Event, Words, WorkerExit};
 use everstep_core::agent::first_error::{EndedWorker, FirstError};
 use everstep_core::exit_code::ExitCode;
-use everstep_core::id::{Generation, Incarnation, Rank, Step};
-use everstep_core::message::{
-    Holdings, Outcome, Publish, RankOffers, Redundancy, Slot, SnapshotEvery, SnapshotInterval, Start, Stop,
-};
+use everstep_core::id::{Generation, Step};
+use everstep_core::message::{Holdings, Outcome, Publish, RankOffers, Redundancy, Start};
 use everstep_wire::worker::{Ask, Reply, Request, WorkerId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// Pause before another attempt to get a port for the process-group store.
 const RENEW: Duration = Duration::from_millis(200);
 
-/// Workers of one generation.
-pub struct Crew {
-    /// Local ranks whose sealed steps are watched.
-    pub watched: BTreeSet<u32>,
-    /// The step from which all ranks resumed, once it is known.
-    pub restored: Option<Step>,
-    /// Ranks that have asked which step to restore.
-    pub asked: BTreeSet<Rank>,
-    pub generation: Generation,
-    pub slot: Slot,
-    pub restarts: u32,
-    pub workers: BTreeMap<u32, Worker>,
-    pub world_size: u32,
-    pub nodes: u32,
-    /// See [`Start::began`].
-    pub began: Incarnation,
-    /// Set when the crew is gone, so that watchers end.
-    pub over: Arc<AtomicBool>,
-}
-
-impl Drop for Crew {
-    fn drop(&mut self) {
-        self.over.store(true, Ordering::Release);
-    }
-}
-
-const RESTORED_TWICE: &str = "restore() for the second time in this process: under everstep run a rank has one CheckpointManager, \
-    and restores once per start; pass all objects to one manager, and to go back to an earlier step end this process with an error and call \
-    restore(step=…) in the next start";
-
-pub struct Worker {
-    pub pid: u32,
-    pub board: Board,
-    pub destination: Option<Destination>,
-    pub error: Option<String>,
-    /// The worker has reported an uncaught exception.
-    pub raised: bool,
-}
-
-impl Crew {
-    /// Returns whether a worker hands its steps over to this agent.
-    pub fn has_checkpoints(&self) -> bool {
-        !self.watched.is_empty()
-    }
-
-    /// Passes a stop signal to the workers' boards, where `should_stop` finds it.
-    pub fn request_stop(&self, stop: Stop) {
-        for worker in self.workers.values() {
-            worker.board.set(Word::StopAt, stop.at.map_or(0, |s| s.0 + 1));
-            worker.board.set(Word::StopRequested, u64::from(stop.signal.unsigned_abs()));
-        }
-    }
-
-    /// Asks workers to mark their snapshot of this step for durable storage.
-    pub fn persist_at(&self, step: Step) {
-        for worker in self.workers.values() {
-            worker.board.set(Word::PersistAt, step.0 + 1);
-        }
-    }
-
-    /// Asks workers to capture multiples of `every` from this step on.
-    pub fn snapshot_every(&self, change: SnapshotEvery) {
-        let SnapshotEvery { from, every: SnapshotInterval(every) } = change;
-        for worker in self.workers.values() {
-            worker.board.set(Word::SnapshotEvery, from.0 << EVERY_BITS | every.min((1 << EVERY_BITS) - 1));
-        }
-    }
-
-    /// Asks workers to persist the snapshot of this step and to wait there for the next world, or
-    /// to continue if there is no step.
-    pub fn hold_at(&self, step: Option<Step>) {
-        for worker in self.workers.values() {
-            if let Some(step) = step {
-                worker.board.set(Word::PersistAt, step.0 + 1);
-            }
-            worker.board.set(Word::HoldAt, step.map_or(0, |s| s.0 + 1));
-        }
-    }
-
-    /// Notifies workers of a step on durable storage.
-    pub fn durable(&self, step: Step) {
-        for worker in self.workers.values() {
-            // An older step may be published later.
-            let newest = worker.board.get(Word::Durable).max(step.0 + 1);
-            worker.board.set(Word::Durable, newest);
-        }
-    }
-
-    /// Notifies the worker whose checkpoint could not be made durable, or else all workers.
-    pub fn not_durable(&self, local_rank: Option<u32>, step: Step, why: &str) {
-        for (local, worker) in &self.workers {
-            if local_rank.is_none_or(|l| l == *local) {
-                worker.board.note_failure(step.0, why);
-            }
-        }
-    }
-
-    /// Notifies workers of the newest step that all nodes have, with its copies.
-    pub fn replicated(&self, step: Step) {
-        for worker in self.workers.values() {
-            worker.board.set(Word::Replicated, step.0 + 1);
-        }
-    }
-}
+const RESTORED_TWICE: &str = "restore() was called twice in this process: under everstep run, a rank has one \
+    CheckpointManager and restores once per start; pass all objects to one manager. To return to an earlier step, exit \
+    with an error and call restore(step=…) after the restart";
 
 /// A request that is too long for the guard.
 #[derive(Debug, thiserror::Error)]
-#[error("the guard cannot be asked: {0}")]
+#[error("cannot send a request to this node's guard process: {0}")]
 pub(super) struct Unaskable(#[from] std::io::Error);
 
 impl Driver {
@@ -173,7 +70,7 @@ impl Driver {
                 Err(why) => failure = Some((local, why.to_string())),
             }
         }
-        self.last.begin(&crew);
+        self.final_save.begin(&crew);
         self.crew = Some(crew);
         if let Some((local_rank, message)) = failure {
             return Some(Event::Crew(generation, CrewEvent::SpawnFailed { local_rank, message }));
@@ -201,7 +98,7 @@ impl Driver {
             Some(GuardEvent::Warmed { why_not: None }) => self.warm = true,
             Some(GuardEvent::Warmed { why_not: Some(why) }) => {
                 self.warm = false;
-                crate::say!("restarts will start Python anew: {why}");
+                crate::say!("restarts will be slower, because each worker imports torch again: {why}");
             }
             Some(GuardEvent::NotLaunched { generation, local_rank, why }) => {
                 let generation = Generation(generation);
@@ -236,7 +133,7 @@ impl Driver {
             }
             Some(GuardEvent::Gone { generation }) => {
                 self.crew = None;
-                self.durable.clear();
+                self.persist_queue.clear();
                 self.restores.clear();
                 if let Err(e) = self.store.renew().await {
                     return self.renew_later(generation, &e);
@@ -266,10 +163,10 @@ impl Driver {
     async fn look_at(&mut self, local_rank: u32) {
         let Some(crew) = &self.crew else { return };
         let Some(worker) = crew.workers.get(&local_rank).filter(|w| w.pid != 0) else { return };
-        let seen = sample::observe(worker.pid, &worker.board);
+        let seen = worker_sample::observe(worker.pid, &worker.board);
         let (generation, pid) = (crew.generation, worker.pid);
         let rank = crew.slot.first_rank.0 + local_rank;
-        self.progress.insert(local_rank, sample::progress(rank, pid, &worker.board, &seen));
+        self.progress.insert(local_rank, worker_sample::progress(rank, pid, &worker.board, &seen));
         if let Some(to) = worker.destination.clone() {
             self.persist_pinned(generation, local_rank, &to);
         }
@@ -281,7 +178,7 @@ impl Driver {
     }
 
     pub(super) fn not_durable(&mut self, local_rank: Option<u32>, step: Step, why: &str) {
-        self.durable.fail(local_rank, step, why);
+        self.persist_queue.fail(local_rank, step, why);
         if let Some(crew) = &self.crew {
             crew.not_durable(local_rank, step, why);
         }
@@ -293,13 +190,13 @@ impl Driver {
         let to = match captured == generation {
             true => crew.workers.values().find_map(|w| w.destination.as_ref()),
             // This node writes a shard of it. The workers may save elsewhere by now.
-            false => self.durable.destination_of_left(captured, step),
+            false => self.persist_queue.destination_of_left(captured, step),
         };
         let Some(to) = to else { return };
         let mark = to.mark(captured, crew.restarts);
         let (target, keep) = (to.target, to.keep);
         let written = WrittenStep { generation, captured, step, mark, directory, shards, target, keep };
-        self.durable.publish(written, &self.inbox);
+        self.persist_queue.publish(written, &self.inbox);
     }
 
     /// Queues a request to the guard, sent with the next flush.
@@ -349,14 +246,14 @@ impl Driver {
         match ask {
             Ask::Reserve { slot_bytes, slots } => {
                 let memory = self.template.memory.clone();
-                let spill = crate::places::node_spill(&self.template.job, &self.template.node);
+                let spill = crate::paths::node_spill(&self.template.job, &self.template.node);
                 let over = self.crew.as_ref().map(|c| c.over.clone());
                 tokio::task::spawn_blocking(move || {
-                    let reply = storage::reserve(&memory, &spill, local_rank, slot_bytes, slots);
+                    let reply = slot_files::reserve(&memory, &spill, local_rank, slot_bytes, slots);
                     let on_disk = matches!(reply, Reply::Slots { warning: Some(_), .. });
                     let _ = answer.send(reply);
                     if let Some(over) = over.filter(|_| on_disk) {
-                        storage::release_memory_when_sealed(&memory, &spill, local_rank, &over);
+                        slot_files::release_memory_when_sealed(&memory, &spill, local_rank, &over);
                     }
                 });
             }
@@ -389,7 +286,7 @@ impl Driver {
                 let known =
                     self.crew.iter().flat_map(|c| c.workers.values()).any(|w| w.board.get(Word::Durable) > step.0);
                 let pinned = self.pinned_steps();
-                self.durable.tell(step, known, &pinned, answer);
+                self.persist_queue.await_durable(step, known, &pinned, answer);
             }
             Ask::Persist(persist) => self.persist_to(from, persist, answer),
             Ask::PersistDue => {

@@ -6,8 +6,10 @@ use everstep_core::exit_code::ExitCode;
 use everstep_wire::output::Approved;
 use serde_json::json;
 
+const UNREADABLE: &str = "cannot read the coordinator's answer; use the same everstep version on all nodes";
+
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct ApproveOptions {
     /// Number of the request; without it, the requests are listed
     request: Option<u64>,
     /// Job; optional if only one runs here
@@ -16,11 +18,14 @@ pub struct Options {
 }
 
 /// Approves a request, or lists the requests.
-pub fn run(o: &Options) -> Result<i32, Failure> {
+pub fn run(o: &ApproveOptions) -> Result<i32, Failure> {
     let runtime = runtime()?;
     let job = status::one(&runtime, o.job.as_deref())?;
     let name = &job.status.job;
     let Some(request) = o.request else {
+        if job.status.requests.is_empty() {
+            eprintln!("job {name} has no requests");
+        }
         for of in &job.status.requests {
             println!("{}  {}  {}", of.id, of.stage, of.what);
         }
@@ -31,7 +36,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     match serde_json::from_slice(&answer) {
         Ok(Approved::Approved(what)) => println!("{what}"),
         Ok(Approved::Why(why)) => return Err(Failure::new(ExitCode::Failed, why)),
-        Err(_) => return Err(Failure::new(ExitCode::Failed, "the coordinator does not answer")),
+        Err(_) => return Err(Failure::new(ExitCode::Failed, UNREADABLE)),
     }
     Ok(0)
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct ClassifyOptions {
     /// File with the error message [default: standard input]
     file: Option<PathBuf>,
     /// Your own error classes and patterns, checked before the built-in ones (TOML)
@@ -52,12 +52,12 @@ fn action(severity: Severity) -> &'static str {
     match severity {
         Severity::Sev1 => "exclude the machine and continue without it",
         Severity::Sev2 => "restart the processes",
-        Severity::Sev3 => "wait, it may pass; then restart the processes",
+        Severity::Sev3 => "wait in case it is transient, then restart the processes",
     }
 }
 
 /// Prints the class of a text.
-pub fn run(o: &Options) -> Result<i32, Failure> {
+pub fn run(o: &ClassifyOptions) -> Result<i32, Failure> {
     if o.table {
         print!("{}", Table::BUILT_IN);
         return Ok(0);
@@ -85,11 +85,11 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
         print_json(&Classified { version: FIRST, class: Some(class.name.clone()), known: Some(known) })?;
         return Ok(0);
     }
-    let scope = class.scope.whose();
-    let follows = if class.follows { "; mostly follows from a failure elsewhere" } else { "" };
+    let scope = class.scope.label();
+    let follows = if class.follows { "; usually a consequence of a failure elsewhere" } else { "" };
     println!("{}  {} ({scope}{follows})", class.name, class.what);
-    println!("  line    {}", found.line);
-    println!("  wants   {}", action(class.severity));
-    println!("  advice  {}", class.advice);
+    println!("  line      {}", found.line);
+    println!("  response  {}", action(class.severity));
+    println!("  advice    {}", class.advice);
     Ok(0)
 }

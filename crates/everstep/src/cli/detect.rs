@@ -4,7 +4,7 @@ use super::{Failure, print_json, runtime, text, write};
 use crate::detect::judge::{Score, faults};
 use crate::detect::settings::{File, Kind, Ready, models};
 use crate::detect::table::{Described, Episode, Read, series};
-use crate::detect::{csv, parquet, picture, prometheus};
+use crate::detect::{alarm_chart, csv, parquet, prometheus};
 use clap::{Args, Subcommand};
 use everstep_core::exit_code::ExitCode;
 use everstep_detector::Series;
@@ -19,7 +19,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct DetectOptions {
     #[command(subcommand)]
     command: Command,
 }
@@ -63,7 +63,7 @@ enum Command {
         /// Models to start from
         #[arg(long, value_name = "FILE")]
         models: Option<PathBuf>,
-        /// Known faults, which are left out of training and rank the metrics:
+        /// Known faults, which are excluded from training and determine the order of the metrics:
         /// machine,start,end[,episode] (CSV); without them, all data counts as normal
         #[arg(long, value_name = "FILE")]
         faults: Option<PathBuf>,
@@ -119,7 +119,7 @@ struct From {
     #[arg(long, default_value = "1m")]
     window: String,
     /// With --prometheus: label matchers to select series, such as job="training"
-    #[arg(long, value_name = "MATCHERS", default_value = "")]
+    #[arg(long, value_name = "MATCHERS", default_value = "", hide_default_value = true)]
     only: String,
     /// With --prometheus: label that names the machine
     #[arg(long, value_name = "LABEL", default_value = "instance")]
@@ -199,7 +199,7 @@ impl From {
             read.warnings.extend(found.warnings);
         }
         if read.episodes.is_empty() {
-            return Err(Failure::usage("say where samples come from: --csv FILE, --parquet FILE or --prometheus URL"));
+            return Err(Failure::usage("no samples; give --csv FILE, --parquet FILE or --prometheus URL"));
         }
         read.warnings.iter().for_each(|warning| crate::say!("{warning}"));
         Ok(read)
@@ -243,7 +243,7 @@ fn document(of: &Episode, alarm: &Alarm) -> output::Alarm {
 }
 
 /// Returns an alarm as a line of text.
-fn told(of: &Episode, alarm: &Alarm) -> String {
+fn alarm_line(of: &Episode, alarm: &Alarm) -> String {
     let v = &alarm.verdict;
     let names: Vec<&str> = v.machines.iter().filter_map(|m| of.machines.get(*m).map(String::as_str)).collect();
     let metrics: Vec<&str> = v.metrics.iter().filter_map(|m| Some(of.series.metrics.get(*m)?.name.as_str())).collect();
@@ -251,7 +251,7 @@ fn told(of: &Episode, alarm: &Alarm) -> String {
     let when =
         at.map_or_else(|| format!("{} s", of.first + v.at as i64), |at| at.format("%Y-%m-%d %H:%M:%S UTC").to_string());
     let why = if metrics.is_empty() {
-        "samples have ceased to come".to_owned()
+        "samples stopped arriving".to_owned()
     } else {
         format!("{} ({:.1} times the usual spread)", metrics.join(", "), v.score)
     };
@@ -264,11 +264,11 @@ fn draw(path: Option<&PathBuf>, found: &[(&Episode, Vec<Alarm>)]) -> Result<(), 
     let Some(path) = path else { return Ok(()) };
     let first = found.iter().find_map(|(of, alarms)| Some((of, alarms.first()?)));
     let Some((of, alarm)) = first else {
-        crate::say!("no machine was named; there is nothing to draw");
+        crate::say!("no machine was reported, so there is nothing to draw");
         return Ok(());
     };
     let name = alarm.verdict.machines.first().and_then(|m| of.machines.get(*m)).map_or("", String::as_str);
-    write(path, &picture::named(&of.series, alarm, name))
+    write(path, &alarm_chart::named(&of.series, alarm, name))
 }
 
 fn looked<'e>(read: &'e Read, with: &With) -> Result<Vec<(&'e Episode, Vec<Alarm>)>, Failure> {
@@ -283,7 +283,7 @@ pub fn ready(path: Option<&Path>) -> Result<Ready, Failure> {
 }
 
 /// Runs the command.
-pub fn run(o: &Options) -> Result<i32, Failure> {
+pub fn run(o: &DetectOptions) -> Result<i32, Failure> {
     match &o.command {
         Command::Run { from, with, picture, json } => {
             with.ready()?;
@@ -294,7 +294,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
                 let alarms = all().map(|(of, alarm)| document(of, alarm)).collect();
                 print_json(&Detected { version: FIRST, alarms })?;
             } else {
-                all().for_each(|(of, alarm)| println!("{}", told(of, alarm)));
+                all().for_each(|(of, alarm)| println!("{}", alarm_line(of, alarm)));
             }
             draw(picture.as_ref(), &found)?;
             let nobody = all().next().is_none();
@@ -319,7 +319,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
             write(output, &trained.written())?;
             let order: Vec<&str> = trained.order.iter().map(|m| trained.all[*m].metric.name.as_str()).collect();
             println!(
-                "{}: models of {} metrics, asked in this order: {}",
+                "{}: models of {} metrics, used in this order: {}",
                 output.display(),
                 order.len(),
                 order.join(", ")
@@ -389,7 +389,7 @@ fn evaluated(
         return Ok(0);
     }
     for (of, alarms) in found {
-        alarms.iter().for_each(|alarm| println!("{}", told(of, alarm)));
+        alarms.iter().for_each(|alarm| println!("{}", alarm_line(of, alarm)));
     }
     let share = |of: Option<f64>| of.map_or("none".into(), |x| format!("{x:.3}"));
     println!(
@@ -404,7 +404,7 @@ fn evaluated(
     if let Some(delay) = score.delay() {
         println!("median delay {delay:.0} s");
     }
-    println!("{:.2} machine-days, {per_1000:.2} false alarms per 1,000 of them", score.days);
+    println!("{:.2} machine-days, {per_1000:.2} false alarms per 1,000 machine-days", score.days);
     Ok(0)
 }
 

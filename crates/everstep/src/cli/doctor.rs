@@ -1,8 +1,9 @@
 //! `everstep doctor`: checks this machine, and finds what dead jobs left behind.
 
 use super::{Failure, print_json};
-use crate::{lock, places};
+use crate::{lock, paths};
 use clap::Args;
+use everstep_core::coordinator::wording::counted;
 use everstep_core::exit_code::ExitCode;
 use everstep_core::spec::Ladder;
 use everstep_wire::output::{Doctor, FIRST, Leftover, SharedMemory};
@@ -15,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct DoctorOptions {
     /// Remove what dead jobs left in shared memory
     #[arg(long)]
     clean: bool,
@@ -63,7 +64,7 @@ fn in_use(job: &OsStr, node: &OsStr, arena: Directory) -> io::Result<Use> {
     if !lock::take_directory(&arena)? {
         return Ok(Use::Locked);
     }
-    let locks = Directory::existing(&places::job(&job.to_string_lossy()), Root::Named);
+    let locks = Directory::existing(&paths::job(&job.to_string_lossy()), Root::Named);
     let node_lock = locks.and_then(|of| lock::take_existing(&of, &format!("node-{}.lock", node.to_string_lossy())));
     match node_lock {
         Ok(Some(node_lock)) => Ok(Use::None { _locks: (arena, node_lock) }),
@@ -84,7 +85,7 @@ fn leftovers(memory: &Directory) -> Leftovers {
                 Ok(Use::None { .. }) => found.dead.push(Arena { job: job.clone(), node, bytes }),
                 Ok(Use::Locked) => {}
                 Ok(Use::Unknown) => found.unknown.push((job.clone(), bytes)),
-                Err(e) => found.untried.push(format!("{path} is left alone, because its lock cannot be tried: {e}")),
+                Err(e) => found.untried.push(format!("{path} is left alone: cannot test its lock: {e}")),
             }
         }
     }
@@ -117,18 +118,34 @@ fn not_judged(memory: &Path, unknown: &[(OsString, u64)]) -> String {
     jobs.sort();
     jobs.dedup();
     format!(
-        "{} arenas in {} hold {} MiB and are left alone, because their jobs have no records in {}: {}; run everstep doctor --clean with the EVERSTEP_STATE_DIR of these jobs, or, if a job no longer runs, remove its directory there",
-        unknown.len(),
+        "checkpoint memory of {} in {} ({} MiB) is left alone, because {} has no records of its jobs: {}; run everstep \
+         doctor --clean with the EVERSTEP_STATE_DIR of these jobs, or, if a job no longer runs, remove its directory \
+         there",
+        nodes(unknown.len()),
         memory.display(),
         held >> 20,
-        places::state().display(),
+        paths::state().display(),
         jobs.join(", ")
     )
 }
 
+fn left_behind(number: usize, held: u64) -> String {
+    format!(
+        "{} MiB of shared memory still hold checkpoints of jobs that are not running ({}); a job started again under \
+         the same name resumes from them; to remove them, run everstep doctor --clean",
+        held >> 20,
+        nodes(number)
+    )
+}
+
+/// Returns a number of arenas for people: each belongs to one node of a job.
+fn nodes(number: usize) -> String {
+    counted(number as u64, "node")
+}
+
 /// Prints the findings. The exit code is 1 if something needs attention.
-pub fn run(o: &Options) -> Result<i32, Failure> {
-    let memory = places::memory();
+pub fn run(o: &DoctorOptions) -> Result<i32, Failure> {
+    let memory = paths::memory();
     let root = memory.parent().unwrap_or(Path::new("/dev/shm")).to_owned();
     let (total, free) =
         rustix::fs::statvfs(&root).map_or((0, 0), |s| (s.f_blocks * s.f_frsize, s.f_bavail * s.f_frsize));
@@ -148,7 +165,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     let user = std::env::var("USER").unwrap_or_else(|_| uid.to_string());
     findings.extend(super::remove_ipc::warning(Path::new("/"), uid, &user, &memory));
     if !left.is_empty() && !o.clean {
-        findings.push(format!("{} arenas of jobs that do not run hold {} MiB; they resume a job started again under its name; to remove them: everstep doctor --clean", left.len(), held >> 20));
+        findings.push(left_behind(left.len(), held));
     }
     if !unknown.is_empty() {
         findings.push(not_judged(&memory, &unknown));
@@ -179,22 +196,23 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     } else {
         println!("shared memory  {}: {} MiB, {} MiB free", root.display(), total >> 20, free >> 20);
         println!("open files     {}", limit.map_or("unlimited".into(), |n| n.to_string()));
-        println!("state          {}", places::state().display());
-        println!("leftovers      {} arenas, {} MiB{}", left.len(), held >> 20, if o.clean { ", removed" } else { "" });
+        println!("state          {}", paths::state().display());
+        let done = if o.clean { ", removed" } else { "" };
+        println!("leftovers      checkpoint memory of {}, {} MiB{done}", nodes(left.len()), held >> 20);
         println!("timeouts with --detect-timeout 2s:");
         for (name, d) in [
-            ("ping", l.ping),
-            ("reconnect grace", l.reconnect),
-            ("node silent, lost", l.silence),
-            ("step silent (or 3 steps)", l.step_silence),
+            ("heartbeat interval", l.ping),
+            ("grace to reconnect", l.reconnect),
+            ("silence until a node is lost", l.silence),
+            ("silence until a step may hang (or 3 steps)", l.step_silence),
             ("re-attach after coordinator restart", l.reattach),
-            ("last call", l.last_call),
-            ("TERM to KILL on restart", l.fence_grace),
-            ("last words when a failure ends a job", l.last_words),
-            ("reconnect after late lines", l.reconnect_late),
+            ("wait for further nodes", l.last_call),
+            ("SIGTERM to SIGKILL on restart", l.fence_grace),
+            ("time to report errors when a failure ends a job", l.last_words),
+            ("grace to reconnect after delayed heartbeats", l.reconnect_late),
             ("agent without coordinator", l.orphan),
         ] {
-            println!("  {name:<36} {:>7.2} s", d.as_secs_f64());
+            println!("  {name:<47} {:>7.2} s", d.as_secs_f64());
         }
         for finding in &findings {
             println!("! {finding}");

@@ -1,6 +1,6 @@
 //! `everstep goodput`: where the time of every rank went.
 
-use super::{Failure, facts, print_json};
+use super::{Failure, event_log, print_json};
 use clap::{Args, ValueEnum};
 use everstep_core::history::{Sums, sums};
 use everstep_core::ledger::{Category, Spent};
@@ -18,17 +18,17 @@ enum By {
     Incident,
 }
 
-/// What goodput is a share of.
+/// The denominator of goodput.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Base {
-    /// Time for which places for ranks were held
+    /// Time during which the job held its ranks
     Held,
-    /// Held time, plus the time spent waiting for ranks that were requested
+    /// Held time plus the time spent waiting for requested ranks
     Wallclock,
 }
 
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct GoodputOptions {
     /// Job [default: all jobs with records on this machine]
     job: Option<String>,
     /// Only the most recent period, such as 90m, 12h or 7d
@@ -37,7 +37,7 @@ pub struct Options {
     /// Break the time down
     #[arg(long, value_enum)]
     by: Option<By>,
-    /// What goodput is a share of
+    /// Denominator of goodput
     #[arg(long, value_enum, default_value = "held")]
     base: Base,
     /// Print JSON
@@ -49,22 +49,29 @@ pub struct Options {
 }
 
 const EXPLANATION: &str = "\
-goodput = productive / held. Each microsecond of each place for a rank, from the moment its agent takes part to its end, is one of:
-  productive        a new step, up to what a step usually takes there (median of the latest 1000)
-  degraded          what a new step takes beyond that
-  recompute         steps that had been completed before
-  checkpoint_stall  the loop waits for captures or saves            data_stall  the loop waits for its data loader
+goodput = productive / held. Every microsecond of every rank, from the time its agent joins until
+the agent exits, falls into exactly one category:
+  productive        a new step, up to its usual duration (median of the latest 1000)
+  degraded          time of a new step beyond its usual duration
+  recompute         steps that had already been completed
+  checkpoint_stall  the loop waits for a snapshot or a save
+  data_stall        the loop waits for its data loader
   eval              sections of the script (everstep.section)
-  init              from the start of processes to their first step or restore, and taking them down
-  warmup            what the first step of a start takes beyond a usual one          restore  reading a checkpoint
-  detect            from the last complete step to a declared failure  decide  from there to the next start of processes
+  init              starting the processes, until their first step or restore, and stopping them
+  warmup            time of the first step after a start beyond the usual duration
+  restore           reading a checkpoint
+  detect            from the last completed step until the failure is declared
+  decide            from then until the processes are restarted
   schedule          waiting for other nodes before the first start
-  spare_idle        a spare, or a node without a place                 excluded_idle  a node that is left out
-  suspended         after the job was asked to stop                    unknown  steps under way, and what nobody knows
-A new step is one beyond the highest that the job had completed. Where neither the script nor its optimizer nor a scheduler has a step
-number, the steps after a restart may be new ones or the same again: their time is unknown, and so are the numbers of both.
-Steps are counted from what agents report: if all that had completed a step are lost before that, the numbers say \"at least\".
-The parts sum to the whole.";
+  spare_idle        a spare, or a node that is not in the world
+  excluded_idle     an excluded node
+  suspended         after the job was asked to stop
+  unknown           unfinished steps and time without an explanation
+A new step is one beyond the highest step that the job had completed. If neither the script nor its
+optimizer nor a scheduler has a step number, new steps after a restart cannot be told apart from
+repeated ones: their time counts as unknown, and so do the numbers of new and repeated steps. Steps
+are counted from the agents' reports; if every agent that completed a step is lost before it
+reports, the numbers are lower bounds (\"at least\"). The categories add up to the held time.";
 
 /// Parses a length of time of at most ten years.
 fn span(text: &str) -> Result<Duration, String> {
@@ -180,7 +187,7 @@ impl Of {
 }
 
 /// Prints the goodput of one job or of all.
-pub fn run(o: &Options) -> Result<i32, Failure> {
+pub fn run(o: &GoodputOptions) -> Result<i32, Failure> {
     if o.explain {
         println!("{EXPLANATION}");
         if o.job.is_none() {
@@ -189,12 +196,12 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let since = o.since.map(|s| u64::try_from(now.saturating_sub(s).as_micros()).unwrap_or(0));
-    let found: Vec<Of> = facts::told(o.job.as_deref())
+    let found: Vec<Of> = event_log::read(o.job.as_deref())
         .into_iter()
-        .map(|told| {
-            let sums = sums(&told.entries(), since);
+        .map(|facts| {
+            let sums = sums(&facts.entries(), since);
             let queued = if o.base == Base::Wallclock { sums.queued } else { 0 };
-            Of { job: told.job, whole: sums.total().total() + queued, sums, recent: since.is_some() }
+            Of { job: facts.job, whole: sums.total().total() + queued, sums, recent: since.is_some() }
         })
         .filter(|of| of.sums.generations > 0)
         .collect();
@@ -202,7 +209,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
         print_json(&Goodput { version: 2, jobs: found.iter().map(Of::document).collect() })?;
     }
     if found.is_empty() {
-        return Err(facts::none_of(o.job.as_deref()));
+        return Err(event_log::none_of(o.job.as_deref()));
     }
     if !o.json {
         found.iter().for_each(|of| of.print(o.by));

@@ -59,7 +59,7 @@ pub fn arranged(command: Command) -> Command {
             .mut_args(|a| if HIDDEN_FROM_CHECK.contains(&a.get_id().as_str()) { a.hide(true) } else { a })
             .mut_arg("script", |a| a.hide(true))
             .override_usage("everstep check [OPTIONS]")
-            .after_help("The other options of everstep run are accepted, too.")
+            .after_help("everstep run's other options are also accepted.")
     })
 }
 

@@ -30,7 +30,7 @@ enum Kind {
 }
 
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct InjectOptions {
     /// Fault to inject
     kind: Kind,
     /// Job; optional if only one runs here
@@ -53,7 +53,7 @@ pub struct Options {
     json: bool,
 }
 
-impl Options {
+impl InjectOptions {
     fn injection(&self) -> Injection {
         let fault = match self.kind {
             Kind::Kill => Injected::Kill,
@@ -71,7 +71,7 @@ impl Options {
 }
 
 /// Sends the fault to the job's coordinator.
-pub fn run(o: &Options) -> Result<i32, Failure> {
+pub fn run(o: &InjectOptions) -> Result<i32, Failure> {
     let runtime = runtime()?;
     let job = status::one(&runtime, o.job.as_deref())?;
     let name = &job.status.job;

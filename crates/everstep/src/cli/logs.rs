@@ -1,9 +1,10 @@
 //! `everstep logs`: what the workers of a job wrote on this machine.
 
-use super::facts::paths_in;
-use super::{Failure, facts};
+use super::event_log::paths_in;
+use super::{Failure, event_log};
 use crate::agent::streams::STACKS_FILE;
-use crate::places;
+use crate::notify::when;
+use crate::paths;
 use clap::Args;
 use everstep_core::coordinator::command::Fact;
 use everstep_core::exit_code::ExitCode;
@@ -12,8 +13,11 @@ use everstep_core::message::Cause;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+/// Number of lines that `--first-cause` prints: enough for most tracebacks.
+const SHOWN: usize = 40;
+
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct LogsOptions {
     /// Job [default: the latest]
     job: Option<String>,
     /// Print only the worker with this rank on its node (LOCAL_RANK)
@@ -29,13 +33,13 @@ fn modified(path: &Path) -> SystemTime {
 }
 
 fn latest_job() -> Option<String> {
-    facts::jobs().into_iter().max_by_key(|job| modified(&places::job(job)))
+    event_log::jobs().into_iter().max_by_key(|job| modified(&paths::job(job)))
 }
 
 /// Returns where the logs of a node's workers are: the user's directory for the streams of
 /// --redirects and --tee, and everstep's own for all others.
 fn roots(agent: &serde_json::Value) -> Vec<PathBuf> {
-    let mut found: Vec<PathBuf> = ["logs", "kept"].iter().filter_map(|k| crate::places::path_in(&agent[*k])).collect();
+    let mut found: Vec<PathBuf> = ["logs", "kept"].iter().filter_map(|k| crate::paths::path_in(&agent[*k])).collect();
     found.dedup();
     found
 }
@@ -43,7 +47,7 @@ fn roots(agent: &serde_json::Value) -> Vec<PathBuf> {
 /// Returns the logs of all workers of a job on this machine: a distinct name and the path of each.
 pub fn files(job: &str) -> Vec<(String, PathBuf)> {
     let mut found = Vec::new();
-    for agent in facts::agents(job) {
+    for agent in event_log::agents(job) {
         let node = agent["node"].as_str().unwrap_or("unknown").to_owned();
         for root in roots(&agent) {
             for file in
@@ -61,9 +65,9 @@ pub fn files(job: &str) -> Vec<(String, PathBuf)> {
 /// path of each.
 pub fn own(job: &str) -> Vec<(String, PathBuf)> {
     let mut found = std::collections::BTreeMap::new();
-    for agent in facts::agents(job) {
-        let of_agent = agent["node"].as_str().map(|node| places::agent_log(job, node));
-        let of_coordinator = places::path_in(&agent["store"]).map(|store| places::coordinator_log(&store));
+    for agent in event_log::agents(job) {
+        let of_agent = agent["node"].as_str().map(|node| paths::agent_log(job, node));
+        let of_coordinator = paths::path_in(&agent["store"]).map(|store| paths::coordinator_log(&store));
         for log in of_agent.into_iter().chain(of_coordinator) {
             for path in [crate::log::before(&log), log].into_iter().filter(|p| p.is_file()) {
                 let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -75,12 +79,11 @@ pub fn own(job: &str) -> Vec<(String, PathBuf)> {
 }
 
 fn first_cause(job: &str, agents: &[serde_json::Value]) -> Option<()> {
-    let told = facts::told(Some(job)).into_iter().next()?;
-    let all = told.entries();
+    let facts = event_log::read(Some(job)).into_iter().next()?;
+    let all = facts.entries();
     let incident = incidents(&all).pop()?;
     println!("{}", incident.what());
-    let at = incident.opened as f64 / 1e6;
-    println!("incident {}, generation {}, at {at}", incident.number, incident.generation);
+    println!("inc-{}, generation {}, at {}", incident.number, incident.generation, when(incident.opened));
     let failure = incident.blamed.as_ref().map_or(incident.failure.as_ref(), |b| b.failure.as_ref())?;
     let node = &incident.at_fault().0;
     let roots = roots(agents.iter().find(|a| a["node"].as_str() == Some(node))?);
@@ -93,24 +96,24 @@ fn first_cause(job: &str, agents: &[serde_json::Value]) -> Option<()> {
     // The stacks explain a hang. Its last output explains any other failure.
     let hung = matches!(failure.cause, Cause::Hung { .. });
     let stacks = found(STACKS_FILE).filter(|p| hung && std::fs::metadata(p).is_ok_and(|m| m.len() > 0));
-    let (path, first, count) = match &stacks {
-        Some(path) => (path.clone(), "stacks of its threads", 40),
-        None => (found("stderr.log")?, "last lines", 8),
+    let (path, what) = match stacks {
+        Some(path) => (path, "thread stacks in"),
+        None => (found("stderr.log")?, "last lines of"),
     };
     let text = std::fs::read_to_string(&path).ok()?;
     let lines: Vec<&str> = text.lines().collect();
-    println!("{first}, {}:", path.display());
-    for line in &lines[lines.len().saturating_sub(count)..] {
+    println!("{what} {}:", path.display());
+    for line in &lines[lines.len().saturating_sub(SHOWN)..] {
         println!("  {line}");
     }
     Some(())
 }
 
 /// Prints logs.
-pub fn run(o: &Options) -> Result<i32, Failure> {
+pub fn run(o: &LogsOptions) -> Result<i32, Failure> {
     let job =
         o.job.clone().or_else(latest_job).ok_or_else(|| Failure::new(ExitCode::Failed, "no job has run here yet"))?;
-    let agents = facts::agents(&job);
+    let agents = event_log::agents(&job);
     if agents.is_empty() {
         return Err(Failure::new(
             ExitCode::Failed,
@@ -119,7 +122,10 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     }
     if o.first_cause {
         if first_cause(&job, &agents).is_none() {
-            eprintln!("nothing more is known of a failure of job {job} on this machine");
+            eprintln!(
+                "this machine has no more details about a failure of job {job}; on the machine of the node that \
+                 failed, run everstep logs {job}"
+            );
         }
         return Ok(0);
     }

@@ -3,7 +3,7 @@
 
 use super::ckpt::size;
 use super::{Failure, print_json};
-use crate::places;
+use crate::paths;
 use clap::Args;
 use everstep_checkpoint::arena::slot_bytes;
 use everstep_checkpoint::persist;
@@ -26,7 +26,7 @@ const STATE_BYTES_MAX: u64 = 1 << 50;
 const AGENT: u64 = 10 << 20;
 
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct MemoryOptions {
     /// Directory of checkpoints; the size of the state is read from the newest
     directory: Option<PathBuf>,
     /// State of one rank (parameters and optimizer), such as 14G, 800M or a number of bytes
@@ -73,12 +73,12 @@ fn redundancy(text: &str) -> Result<Redundancy, String> {
             some(data).zip(some(parity)).map(|(data, parity)| Redundancy::Code(data, parity))
         }
     };
-    found.ok_or_else(|| "give a number of copies, or a code as 4+2 (any two of six nodes may be lost)".into())
+    found.ok_or_else(|| "give a number of copies, or a code such as 4+2 (any two of six nodes may be lost)".into())
 }
 
 /// Returns the bytes that a node keeps for others per slot, their composition, and the
 /// probabilities of surviving 1, 2, … lost nodes.
-fn kept(o: &Options, slot: u64) -> (u64, String, Vec<(u64, f64)>) {
+fn kept(o: &MemoryOptions, slot: u64) -> (u64, String, Vec<(u64, f64)>) {
     let odds = |p: &dyn Fn(u64) -> f64| (1..=6.min(o.nodes)).map(|f| (f, p(f))).collect();
     match o.replicas {
         // Identical ranks amount to as many copies as there are nodes.
@@ -99,6 +99,8 @@ fn kept(o: &Options, slot: u64) -> (u64, String, Vec<(u64, f64)>) {
     }
 }
 
+const SIZE: &str = "give a size such as 14G or 800M, or a number of bytes";
+
 fn bytes(text: &str) -> Result<u64, String> {
     let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len()));
     let shift = match unit.trim_end_matches("iB").trim_end_matches('B').to_ascii_uppercase().as_str() {
@@ -107,9 +109,9 @@ fn bytes(text: &str) -> Result<u64, String> {
         "M" => 20,
         "G" => 30,
         "T" => 40,
-        _ => return Err("give a size as 14G, 800M or bytes".into()),
+        _ => return Err(SIZE.into()),
     };
-    let value: f64 = number.parse().map_err(|_| "give a size as 14G, 800M or bytes".to_owned())?;
+    let value: f64 = number.parse().map_err(|_| SIZE.to_owned())?;
     let bytes = value * (1u64 << shift) as f64;
     // Sums over all workers of a node must not overflow.
     if bytes > STATE_BYTES_MAX as f64 {
@@ -129,14 +131,14 @@ fn measured(directory: &Path) -> Result<(u64, u64), Failure> {
 }
 
 /// Prints what is needed. The exit code is 1 if it does not fit.
-pub fn run(o: &Options) -> Result<i32, Failure> {
+pub fn run(o: &MemoryOptions) -> Result<i32, Failure> {
     let state = match (&o.directory, o.state) {
         (Some(directory), _) => measured(directory)?.0,
         (None, Some(state)) => state,
         (None, None) => return Err(Failure::usage("give --state SIZE (of one rank) or a directory of checkpoints")),
     };
     if o.nodes == 0 || o.workers == 0 {
-        return Err(Failure::usage("--nodes and --workers are at least 1"));
+        return Err(Failure::usage("--nodes and --workers must be at least 1"));
     }
     let chunks = state.div_ceil(1 << 20);
     let slot = slot_bytes(state + SLACK, 2 * chunks * 21 + INDEX_SLACK);
@@ -145,7 +147,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     let own = o.workers * slots * slot;
     let peers = o.workers * PEER_SLOTS * kept;
     let need = own + peers + AGENT;
-    let root = places::memory();
+    let root = paths::memory();
     let root = root.parent().unwrap_or(Path::new("/dev/shm"));
     let free = rustix::fs::statvfs(root).map_or(0, |s| s.f_bavail * s.f_frsize);
     let wasted = o.step_time.map(|t| wasted_seconds(t, t, t, 0.0));
@@ -173,7 +175,10 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
         println!("  {lost}  {p:.4}");
     }
     if let Some(wasted) = wasted {
-        println!("a failure that memory survives wastes {wasted:.1} s on average (a step under way, half an interval)");
+        println!(
+            "a failure from which memory can be restored wastes {wasted:.1} s on average (the step in progress and \
+             half an interval)"
+        );
     }
     if need > free {
         eprintln!(

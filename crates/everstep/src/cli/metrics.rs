@@ -4,7 +4,7 @@ use super::{Failure, runtime, status};
 use clap::Args;
 
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct MetricsOptions {
     /// Job; optional if only one runs here
     job: Option<String>,
     /// Print a scrape configuration instead (for scrape_configs of Prometheus)
@@ -18,7 +18,7 @@ pub struct Options {
 const ALERTS: &str = include_str!("alerts.yml");
 
 /// Prints the metrics, or a configuration.
-pub fn run(o: &Options) -> Result<i32, Failure> {
+pub fn run(o: &MetricsOptions) -> Result<i32, Failure> {
     if o.alerts {
         print!("{ALERTS}");
         return Ok(0);

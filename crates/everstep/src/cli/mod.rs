@@ -2,14 +2,16 @@
 //! error.
 
 mod approve;
+mod charts;
 mod ckpt;
 mod classify;
 mod completion;
 mod detect;
 mod doctor;
 mod duration;
+mod event_log;
+mod explain;
 mod export;
-mod facts;
 mod goodput;
 mod help;
 mod incidents;
@@ -18,7 +20,6 @@ mod logs;
 mod memory;
 mod metrics;
 mod notify;
-mod picture;
 mod plan;
 mod remove_ipc;
 mod run;
@@ -58,50 +59,50 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Run a training script on this node, with torchrun's options
-    Run(Box<run::Options>),
+    Run(Box<run::RunOptions>),
     /// Find bad or slow nodes; run this on every node, with the same rendezvous options as for run
-    Check(Box<run::Options>),
+    Check(Box<run::RunOptions>),
     /// Show the state of this user's running jobs
-    Status(status::Options),
+    Status(status::StatusOptions),
     /// Print the output of a job's workers
-    Logs(logs::Options),
+    Logs(logs::LogsOptions),
     /// Show goodput: the share of the ranks' time spent on new training steps
-    Goodput(goodput::Options),
+    Goodput(goodput::GoodputOptions),
     /// Explain an incident: its cause, what was lost, the response, the outcome, and what to do
     /// next
-    Explain(incidents::Explain),
+    Explain(explain::Explain),
     /// List, show, export and rate the incidents of a job
-    Incidents(incidents::Options),
+    Incidents(incidents::IncidentsOptions),
     /// Print the stacks of a running job's ranks, grouped, with the outlier first
-    Stacks(stacks::Options),
+    Stacks(stacks::StacksOptions),
     /// Approve a job's request about a machine (--policy advise)
-    Approve(approve::Options),
+    Approve(approve::ApproveOptions),
     /// Print a running job's metrics for Prometheus
-    Metrics(metrics::Options),
+    Metrics(metrics::MetricsOptions),
     /// Inject a fault into a running job
-    Inject(inject::Options),
+    Inject(inject::InjectOptions),
     /// List, inspect, verify, prune, export and import checkpoints
-    Ckpt(ckpt::Options),
+    Ckpt(ckpt::CkptOptions),
     /// Estimate the memory that a job needs per node, and the failures that its copies survive
-    Memory(memory::Options),
+    Memory(memory::MemoryOptions),
     /// Plan how to divide the nodes of a cluster among its jobs
-    Plan(Box<plan::Options>),
+    Plan(Box<plan::PlanOptions>),
     /// Simulate the same failures under several policies and compare where every node's time went
-    Simulate(simulate::Options),
+    Simulate(simulate::SimulateOptions),
     /// Find the spares, copies, checkpoint interval and detection time that reach a goal
-    Size(size::Options),
+    Size(size::SizeOptions),
     /// Find machines that behave unlike their peers, in samples from files or Prometheus
-    Detect(Box<detect::Options>),
+    Detect(Box<detect::DetectOptions>),
     /// Describe a trace of failures, or generate one
-    Trace(trace::Options),
+    Trace(trace::TraceOptions),
     /// Print the JSON schema of what a command prints with --json, or of the event log
-    Schema(schema::Options),
+    Schema(schema::SchemaOptions),
     /// Classify an error message: its class, what is at fault, and the response
-    Classify(classify::Options),
+    Classify(classify::ClassifyOptions),
     /// Send a test message to every route in a file for --notify
-    Notify(notify::Options),
+    Notify(notify::NotifyOptions),
     /// Check this machine's shared memory, limits and leftovers, and print the timeouts
-    Doctor(doctor::Options),
+    Doctor(doctor::DoctorOptions),
     /// Run a coordinator (agents start one when none answers)
     #[command(hide = true)]
     Coordinator {
@@ -136,7 +137,7 @@ enum Command {
     /// Take part in a rendezvous for torchrun (--rdzv-backend everstep); started only by its
     /// plug-in
     #[command(hide = true)]
-    Rendezvous(Box<run::Options>),
+    Rendezvous(Box<run::RunOptions>),
     /// Run the process between an agent and its workers; started only by agents
     #[command(hide = true)]
     Guard {
@@ -210,7 +211,7 @@ pub fn main() -> i32 {
         Command::Status(options) => status::run(&options),
         Command::Logs(options) => logs::run(&options),
         Command::Goodput(options) => goodput::run(&options),
-        Command::Explain(options) => incidents::explain(&options),
+        Command::Explain(options) => explain::explain(&options),
         Command::Incidents(options) => incidents::run(&options),
         Command::Stacks(options) => stacks::run(&options),
         Command::Approve(options) => approve::run(&options),
@@ -264,8 +265,8 @@ fn usable(command: &str) -> Result<(), Failure> {
         "doctor",
     ];
     let found = match command {
-        "run" | "rendezvous" | "check" => crate::places::ready(),
-        _ if LOOKING.contains(&command) => crate::places::inspect(),
+        "run" | "rendezvous" | "check" => crate::paths::ready(),
+        _ if LOOKING.contains(&command) => crate::paths::inspect(),
         _ => Ok(()),
     };
     found.map_err(Failure::config)
@@ -281,7 +282,7 @@ fn bound(bind: &str, insecure: bool) -> Result<(Place, u16), Failure> {
 }
 
 fn coordinator(setup: Setup<'_>) -> Result<i32, Failure> {
-    crate::log::keep_in(&crate::places::coordinator_log(setup.directory));
+    crate::log::keep_in(&crate::paths::coordinator_log(setup.directory));
     let done = runtime()?.block_on(crate::coordinator::run(setup));
     done.map(|()| 0).map_err(|e| Failure { code: e.code, why: e.why })
 }

@@ -7,13 +7,13 @@ use everstep_core::notify::Status;
 use std::path::PathBuf;
 
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct NotifyOptions {
     /// File of routes, as for everstep run --notify (TOML)
     file: PathBuf,
 }
 
 /// Sends a test message to each route, and then resolves it.
-pub fn run(o: &Options) -> Result<i32, Failure> {
+pub fn run(o: &NotifyOptions) -> Result<i32, Failure> {
     let routes = routes::read(&o.file).map_err(Failure::config)?;
     let failed = runtime()?.block_on(async {
         let mut failed = 0;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 #[derive(Args, Clone, Debug)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-pub struct Options {
+pub struct PlanOptions {
     #[command(subcommand)]
     what: Option<What>,
     /// The cluster: nodes, GPUs per node, their peak, and how often nodes fail (TOML; example in
@@ -36,11 +36,11 @@ pub struct Options {
 #[derive(Subcommand, Clone, Debug)]
 enum What {
     /// Estimate what a model achieves on a number of GPUs, and the best layout
-    Throughput(throughput::Options),
+    Throughput(throughput::ThroughputOptions),
 }
 
 /// Computes a plan and prints it.
-pub fn run(o: &Options) -> Result<i32, Failure> {
+pub fn run(o: &PlanOptions) -> Result<i32, Failure> {
     if let Some(What::Throughput(options)) = &o.what {
         return throughput::run(options);
     }
@@ -110,11 +110,11 @@ fn what(of: &Reason) -> String {
         (Done::Stopped, Some(Limit::Lacks { needs })) => {
             format!("is stopped: fewer than its minimum of {needs} are available")
         }
-        (Done::Stopped, _) => "is stopped: others are worth more".into(),
+        (Done::Stopped, _) => "is stopped: other jobs make better use of the nodes".into(),
         (Done::Waits, Some(Limit::Lacks { needs })) => {
             format!("waits: fewer than its minimum of {needs} are available")
         }
-        (Done::Waits, _) => "waits: others are worth more".into(),
+        (Done::Waits, _) => "waits: other jobs make better use of the nodes".into(),
     }
 }
 
@@ -125,7 +125,7 @@ fn print(now: &Situation, plan: &Plan, nodes: &Assignment, why: &[Reason]) {
         "{} of {} nodes for {}; expected to hold for {lasts:.1} h",
         plan.used(),
         problem.units,
-        counted(why.len() as u32, "job")
+        counted(why.len() as u64, "job")
     );
     println!("  {:<20} {:>12} {:>10} {:>10} {:>10}  ", "job", "nodes", "resumes in", "one more", "one less");
     for of in why {

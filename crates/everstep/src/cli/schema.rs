@@ -6,13 +6,13 @@ use everstep_core::exit_code::ExitCode;
 use everstep_wire::output::schemas;
 
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct SchemaOptions {
     /// Document whose schema to print [default: list all documents]
     document: Option<String>,
 }
 
 /// Prints a schema, or lists all documents and the commands that print them.
-pub fn run(o: &Options) -> Result<i32, Failure> {
+pub fn run(o: &SchemaOptions) -> Result<i32, Failure> {
     let all = schemas();
     let Some(name) = &o.document else {
         all.iter().for_each(|of| println!("{:<12} {}", of.name, of.printed_by));

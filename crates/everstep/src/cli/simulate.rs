@@ -1,7 +1,8 @@
 //! `everstep simulate`: what the same failures cost under several policies.
 
-use super::{Failure, facts, picture, print_json, text, trace, write};
+use super::{Failure, charts, event_log, print_json, text, trace, write};
 use clap::Args;
+use everstep_core::coordinator::wording::counted;
 use everstep_core::history::{Span, lines, records};
 use everstep_planner::Mode;
 use everstep_planner::file::read as situation;
@@ -13,14 +14,14 @@ use everstep_wire::output::{self, Accounts, FIRST, PolicyResult, Simulated};
 use std::path::{Path, PathBuf};
 
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct SimulateOptions {
     /// Failures: a file (JSON lines, or a list of fault_start and fault_end), gen:trace-a,
     /// gen:trace-b, gen:poisson,nodes=512,days=90,mtbf=260d,repair=4h..20h, gen:weibull,… or
     /// gen:bootstrap,file=…
     #[arg(long, value_name = "FILE|gen:…", required_unless_present = "from_incidents")]
     trace: Option<String>,
-    /// Incident records to use instead of a trace, as written by --export, and compared with what
-    /// was done then; without FILE, those of the job with the most incidents on this machine
+    /// Incident records, as written by --export, to replay instead of a trace and to compare with
+    /// what really happened; without FILE, those of the job with the most incidents on this machine
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "", conflicts_with = "trace")]
     from_incidents: Option<String>,
     /// Write the history of the first seed under the first policy as incident records
@@ -68,18 +69,18 @@ pub fn policies(list: &str) -> Result<Vec<Policy>, Failure> {
 
 /// Returns the incident records of the job on this machine that has the most.
 fn own_records() -> Result<String, Failure> {
-    let read = |t: facts::Told| records(&t.entries());
-    let (span, found) =
-        facts::told(None).into_iter().map(read).max_by_key(|(_, r)| r.len()).unwrap_or((Span::new(0, 0.0), Vec::new()));
+    let read = |t: event_log::JobFacts| records(&t.entries());
+    let longest = event_log::read(None).into_iter().map(read).max_by_key(|(_, r)| r.len());
+    let (span, found) = longest.unwrap_or((Span::new(0, 0.0), Vec::new()));
     if found.is_empty() {
-        return Err(facts::none_of(None));
+        return Err(event_log::none_of(None));
     }
     Ok(lines(&span, &found))
 }
 
 /// Returns the failures, and the policies to try. For incident records, the first policy repeats
 /// what was done then.
-fn asked(o: &Options) -> Result<(Vec<Failures>, Vec<Policy>), Failure> {
+fn asked(o: &SimulateOptions) -> Result<(Vec<Failures>, Vec<Policy>), Failure> {
     let policies = policies(&o.policies)?;
     let Some(from) = &o.from_incidents else {
         let trace = o.trace.as_deref().unwrap_or_default();
@@ -93,7 +94,7 @@ fn asked(o: &Options) -> Result<(Vec<Failures>, Vec<Policy>), Failure> {
     Ok((vec![failures], [then].into_iter().chain(policies).collect()))
 }
 
-fn workload(o: &Options, nodes: u32) -> Result<Workload, Failure> {
+fn workload(o: &SimulateOptions, nodes: u32) -> Result<Workload, Failure> {
     let Some((cluster, jobs)) = o.cluster.as_ref().zip(o.jobs.as_ref()) else {
         return match o.trace.as_deref().is_some_and(|t| t.starts_with("gen:trace-")) {
             true => unicron::case(5).map_err(Failure::usage),
@@ -103,7 +104,7 @@ fn workload(o: &Options, nodes: u32) -> Result<Workload, Failure> {
     let found = situation(&text(cluster)?, &text(jobs)?, Mode::Floor).map_err(Failure::usage)?;
     if found.problem.units != nodes {
         return Err(Failure::usage(format!(
-            "the trace has {nodes} nodes, and the cluster's file {}",
+            "the trace has {nodes} nodes, and the cluster file {}",
             found.problem.units
         )));
     }
@@ -112,7 +113,7 @@ fn workload(o: &Options, nodes: u32) -> Result<Workload, Failure> {
 }
 
 /// Runs the simulations and prints the comparison.
-pub fn run(o: &Options) -> Result<i32, Failure> {
+pub fn run(o: &SimulateOptions) -> Result<i32, Failure> {
     if !(1..=100_000).contains(&o.seeds) {
         return Err(Failure::usage(format!("--seeds {}: give 1 to 100000", o.seeds)));
     }
@@ -127,7 +128,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
         write(path, &lines)?;
     }
     if let Some(path) = &o.html {
-        let page = picture::comparison(&found, &format!("{nodes} nodes, {days:.0} days, {} seeds: {name}", all.len()));
+        let page = charts::comparison(&found, &format!("{nodes} nodes, {days:.0} days, {} seeds: {name}", all.len()));
         write(path, &page)?;
     }
     if o.json {
@@ -145,9 +146,9 @@ pub fn threads() -> usize {
 
 /// Returns the mean share of all nodes' time, by account.
 pub fn shares(of: &Compared) -> Vec<(&'static str, f64)> {
-    let sum: u128 = of.outcomes.iter().map(|o| u128::from(o.books.sum())).sum();
-    let share = |value: &dyn Fn(&everstep_replay::Books) -> u64| {
-        of.outcomes.iter().map(|o| u128::from(value(&o.books))).sum::<u128>() as f64 / sum.max(1) as f64
+    let sum: u128 = of.outcomes.iter().map(|o| u128::from(o.ledger.sum())).sum();
+    let share = |value: &dyn Fn(&everstep_replay::TimeLedger) -> u64| {
+        of.outcomes.iter().map(|o| u128::from(value(&o.ledger))).sum::<u128>() as f64 / sum.max(1) as f64
     };
     let mut found = vec![("productive", share(&|b| b.productive)), ("discarded", share(&|b| b.discarded))];
     found.extend(Cause::ALL.into_iter().map(|c| (c.name(), share(&|b| b.blocked[c as usize]))));
@@ -157,13 +158,14 @@ pub fn shares(of: &Compared) -> Vec<(&'static str, f64)> {
 
 /// Formats what the first policy achieved, divided by what this one did.
 pub fn by_it(of: &Compared) -> String {
-    of.ratio.map_or_else(|| "it achieves nothing".into(), |r| r.to_string())
+    of.ratio.map_or_else(|| "no progress".into(), |r| r.to_string())
 }
 
 fn print(found: &[Compared], seeds: usize, nodes: u32, days: f64) {
-    println!("{nodes} nodes, {days:.1} days, {seeds} lists of failures; means, with 95 % confidence");
+    let seeds = counted(seeds as u64, "seed");
+    println!("{nodes} nodes, {days:.1} days, {seeds}; mean [95 % confidence interval]");
     let first = found.first().map_or("", |f| f.policy.as_str());
-    println!("  {:<12} {:>8} {:>17} {:>8} {:>22}", "policy", "goodput", "", "of ideal", format!("{first} / it"));
+    println!("  {:<12} {:>8} {:>17} {:>8} {:>22}", "policy", "goodput", "", "of ideal", format!("{first} / policy"));
     for of in found {
         let g = of.goodput;
         println!(
@@ -183,13 +185,13 @@ fn print(found: &[Compared], seeds: usize, nodes: u32, days: f64) {
     }
 }
 
-fn document(found: &[Compared], o: &Options, name: &str, nodes: u32, days: f64) -> Simulated {
+fn document(found: &[Compared], o: &SimulateOptions, name: &str, nodes: u32, days: f64) -> Simulated {
     let interval = |i: &Interval| output::Interval { mean: i.mean, low: i.ends.0, high: i.ends.1 };
     let accounts = |x: &Outcome| Accounts {
-        productive: x.books.productive,
-        blocked: Cause::ALL.iter().map(|c| (c.name().to_owned(), x.books.blocked[*c as usize])).collect(),
-        discarded: x.books.discarded,
-        unavailable: x.books.unavailable,
+        productive: x.ledger.productive,
+        blocked: Cause::ALL.iter().map(|c| (c.name().to_owned(), x.ledger.blocked[*c as usize])).collect(),
+        discarded: x.ledger.discarded,
+        unavailable: x.ledger.unavailable,
         value: x.value.to_string(),
         stopped: x.stopped,
         changes: x.changes,

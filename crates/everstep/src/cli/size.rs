@@ -2,11 +2,12 @@
 
 use super::{Failure, print_json, simulate, trace};
 use clap::Args;
+use everstep_core::coordinator::wording::counted;
 use everstep_replay::{DAY, Failures, Policy, Range, Tried, fit, poisson, size, spares, spoken};
 use everstep_wire::output::{self, FIRST, Sized, SizedForAvailability, SizedForGoodput};
 
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct SizeOptions {
     /// Goal: goodput=0.95 (productive share of all nodes' time, spares included) or available=0.99
     /// (share of time in which no more nodes are down than there are spares)
     #[arg(long, value_name = "GOAL")]
@@ -26,7 +27,7 @@ pub struct Options {
 }
 
 /// Runs the command.
-pub fn run(o: &Options) -> Result<i32, Failure> {
+pub fn run(o: &SizeOptions) -> Result<i32, Failure> {
     let goal =
         o.slo.split_once('=').and_then(|(k, v)| Some((k, v.parse::<f64>().ok().filter(|v| *v > 0.0 && *v < 1.0)?)));
     let Some((kind @ ("goodput" | "available"), goal)) = goal else {
@@ -49,7 +50,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     if kind == "available" { available(o, first, goal) } else { goodput(o, &all, goal) }
 }
 
-fn available(o: &Options, of: &Failures, goal: f64) -> Result<i32, Failure> {
+fn available(o: &SizeOptions, of: &Failures, goal: f64) -> Result<i32, Failure> {
     let found = spares(of, goal, 0.95, of.length, 14 * DAY, 200);
     let independent = poisson(fit(of).map_err(Failure::usage)?.down.0, goal);
     if o.json {
@@ -59,16 +60,17 @@ fn available(o: &Options, of: &Failures, goal: f64) -> Result<i32, Failure> {
         print_json(&Sized::Available(found))?;
     } else {
         println!(
-            "{found} spares of {} nodes: no more are down in {} % of the time, in 95 of 100 times like this one",
+            "{} for {} nodes: at most that many nodes are down {} % of the time, in 95 of 100 resampled traces",
+            counted(found, "spare"),
             of.nodes,
             goal * 100.0
         );
-        println!("were failures independent, {independent} would do");
+        println!("if failures were independent, {independent} would be enough");
     }
     Ok(0)
 }
 
-fn goodput(o: &Options, all: &[Failures], goal: f64) -> Result<i32, Failure> {
+fn goodput(o: &SizeOptions, all: &[Failures], goal: f64) -> Result<i32, Failure> {
     let base = Policy::named("everstep").map_err(Failure::usage)?;
     let nodes = all.first().map_or(0, |f| f.nodes);
     let found = size(all, &base, &Range::usual(nodes), goal, simulate::threads()).map_err(Failure::usage)?;
@@ -90,7 +92,8 @@ fn goodput(o: &Options, all: &[Failures], goal: f64) -> Result<i32, Failure> {
     let k = &found.best.knobs;
     let text = if found.reached { "reached with" } else { "not reached by anything tried; best with" };
     println!(
-        "goodput {} on {nodes} nodes is {text} {} spares, {} copies in memory, a checkpoint every {}, failures known after {}: {:.2} % [{:.2}, {:.2}]",
+        "goodput {} on {nodes} nodes is {text} {} spares, {} copies in memory, a checkpoint every {}, failures \
+         detected within {}: {:.2} % [{:.2}, {:.2}]",
         goal,
         k.spares,
         k.copies,
@@ -104,7 +107,7 @@ fn goodput(o: &Options, all: &[Failures], goal: f64) -> Result<i32, Failure> {
     without.sort_by(|a, b| a.1.goodput.mean.total_cmp(&b.1.goodput.mean));
     for (name, tried) in without {
         let loss = (found.best.goodput.mean - tried.goodput.mean) * 100.0;
-        println!("  {name:<10} pays {loss:+.2} points: {:.2} % without", tried.goodput.mean * 100.0);
+        println!("  {name:<10} {loss:+.2} points: {:.2} % without", tried.goodput.mean * 100.0);
     }
     Ok(i32::from(!found.reached))
 }

@@ -1,6 +1,6 @@
 //! `everstep stacks`: the stacks of a running job's ranks, grouped, the outlier first.
 
-use super::{Failure, facts, print_json, runtime, status};
+use super::{Failure, event_log, print_json, runtime, status};
 use clap::Args;
 use everstep_core::coordinator::command::Fact;
 use everstep_core::stacks::{Stack, group};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 const ANSWER: Duration = Duration::from_secs(3);
 
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct StacksOptions {
     /// Job; optional if only one runs here
     job: Option<String>,
     /// Print JSON
@@ -22,7 +22,7 @@ pub struct Options {
 
 fn answers(job: &str, after: f64) -> BTreeMap<u32, Stack> {
     let mut stacks = BTreeMap::new();
-    for entry in facts::told(Some(job)).iter().flat_map(|told| told.entries_since(after)) {
+    for entry in event_log::read(Some(job)).iter().flat_map(|facts| facts.entries_since(after)) {
         if let Fact::Stacks { stacks: of, .. } = entry.fact {
             stacks.extend(of);
         }
@@ -31,11 +31,11 @@ fn answers(job: &str, after: f64) -> BTreeMap<u32, Stack> {
 }
 
 /// Requests stacks, waits for the answers, and prints them.
-pub fn run(o: &Options) -> Result<i32, Failure> {
+pub fn run(o: &StacksOptions) -> Result<i32, Failure> {
     let runtime = runtime()?;
     let running = status::one(&runtime, o.job.as_deref())?;
     let (job, ranks) = (running.status.job.0.clone(), running.status.workers.len());
-    let after = facts::told(Some(&job)).iter().map(facts::Told::latest).fold(0.0, f64::max) + 0.000_5;
+    let after = event_log::read(Some(&job)).iter().map(event_log::JobFacts::latest).fold(0.0, f64::max) + 0.000_5;
     status::ask_coordinator(&runtime, &running, &format!("/v1/jobs/{job}/stacks"), Some(&()))?;
     let began = Instant::now();
     let mut stacks = BTreeMap::new();
@@ -50,7 +50,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
         return Ok(code);
     }
     for of in &groups {
-        println!("{}", of.tell());
+        println!("{}", of.describe());
         of.stack.iter().for_each(|frame| println!("    {frame}"));
     }
     Ok(i32::from(groups.is_empty()))

@@ -1,12 +1,12 @@
 //! `everstep status`: the state of all jobs of this user.
 
-use super::{Failure, facts, print_json, runtime};
+use super::{Failure, event_log, print_json, runtime};
 use crate::coordinator::EndpointFile;
-use crate::{lock, places};
+use crate::{lock, paths};
 use clap::Args;
 use everstep_core::coordinator::command::Reason;
 use everstep_core::exit_code::ExitCode;
-use everstep_wire::client::{ask, tell};
+use everstep_wire::client::{ask, ask_with};
 use everstep_wire::output::{CoordinatorAddress, CoordinatorStatus, FIRST, Phase, RunningJob, Status};
 use everstep_wire::private::{Directory, Root};
 use everstep_wire::raw::Raw;
@@ -17,7 +17,7 @@ use std::path::Path;
 use std::time::Duration;
 
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct StatusOptions {
     /// Show only this job
     job: Option<String>,
     /// Repeat every second until interrupted
@@ -38,7 +38,7 @@ async fn coordinator_status(store: &Path) -> Option<(EndpointFile, CoordinatorSt
 /// Returns the jobs of all coordinators that answer.
 pub async fn jobs(only: Option<&str>) -> Vec<RunningJob> {
     let mut all = Vec::new();
-    for store in facts::stores(None) {
+    for store in event_log::stores(None) {
         let Some((about, answer)) = coordinator_status(&store).await else { continue };
         let CoordinatorStatus { endpoint, pid, epoch, jobs, .. } = answer;
         for status in jobs.into_iter().filter(|job| only.is_none_or(|name| job.job.0 == name)) {
@@ -70,14 +70,14 @@ impl Remote {
 
 /// Returns the jobs with an agent on this machine that are not among `shown`.
 fn remote(only: Option<&str>, shown: &[RunningJob]) -> Vec<Remote> {
-    let names = only.map_or_else(facts::jobs, |job| vec![job.to_owned()]);
+    let names = only.map_or_else(event_log::jobs, |job| vec![job.to_owned()]);
     let hidden = names.into_iter().filter(|name| shown.iter().all(|job| job.status.job.0 != *name));
     let found = hidden.filter_map(|job| {
-        let directory = Directory::existing(&places::job(&job), Root::Named).ok()?;
+        let directory = Directory::existing(&paths::job(&job), Root::Named).ok()?;
         let runs = |agent: &serde_json::Value| {
             agent["node"].as_str().is_some_and(|node| !lock::is_free(&directory, &format!("node-{node}.lock")))
         };
-        let agent = facts::agents(&job).into_iter().find(runs)?;
+        let agent = event_log::agents(&job).into_iter().find(runs)?;
         // Port 0 stands for a coordinator that this agent starts itself.
         let (host, port) = agent["endpoint"].as_str()?.rsplit_once(':')?;
         Some(Remote { job, host: (port != "0").then(|| host.to_owned()) })
@@ -98,7 +98,7 @@ pub fn one(runtime: &tokio::runtime::Runtime, only: Option<&str>) -> Result<Runn
         1 => Ok(jobs.remove(0)),
         n => {
             let names: Vec<&str> = jobs.iter().map(|j| j.status.job.0.as_str()).collect();
-            Err(Failure::usage(format!("{n} jobs run here; say which: {}", names.join(", "))))
+            Err(Failure::usage(format!("{n} jobs run here; name one of them: {}", names.join(", "))))
         }
     }
 }
@@ -115,7 +115,7 @@ pub fn ask_coordinator<T: Serialize>(
     let answer = runtime.block_on(async {
         let token = Token::read(job.token_file.as_ref()).ok()?;
         match post {
-            Some(body) => tell(endpoint, "POST", path, &token, body).await.ok(),
+            Some(body) => ask_with(endpoint, "POST", path, &token, body).await.ok(),
             None => ask(endpoint, "GET", path, &token).await.ok(),
         }
     });
@@ -140,16 +140,17 @@ fn show(job: &RunningJob) {
     }
     println!("  coordinator {} pid {} epoch {}", coordinator.endpoint, coordinator.pid, coordinator.epoch);
     for node in &of.nodes {
-        let state = match (&node.left_out, node.attached) {
-            (_, false) => "lost a moment ago".to_owned(),
-            (Some(class), true) => format!("left out: {class}"),
+        let state = match (&node.excluded, node.attached) {
+            (_, false) => "disconnected".to_owned(),
+            (Some(class), true) => format!("excluded: {class}"),
             (None, true) => "attached".to_owned(),
         };
         println!("  node {:<12} {:<16} {state}", node.node.0, node.host);
     }
-    for (ranks, state) in [(&of.slow, "slow    "), (&of.sub_healthy, "sub-healthy")] {
+    for (ranks, state) in [(&of.slow, "slow"), (&of.sub_healthy, "slightly slow")] {
         for (rank, percent) in ranks {
-            println!("  {state} rank {rank}: its own work takes {percent} % of the other ranks'");
+            let times = *percent as f64 / 100.0;
+            println!("  {state:<13} rank {rank}: its own work takes {times:.1} times as long as the other ranks'");
         }
     }
     for w in &of.workers {
@@ -173,7 +174,7 @@ fn known(value: Option<impl Display>) -> String {
 }
 
 /// Prints the status, once or repeatedly.
-pub fn run(o: &Options) -> Result<i32, Failure> {
+pub fn run(o: &StatusOptions) -> Result<i32, Failure> {
     let runtime = runtime()?;
     loop {
         let jobs = runtime.block_on(jobs(o.job.as_deref()));

@@ -1,13 +1,13 @@
 //! `everstep plan throughput`: what a model achieves on a number of GPUs, and its best layout.
 
-use super::{Failure, picture, print_json, text, write};
+use super::{Failure, charts, print_json, text, write};
 use clap::Args;
 use everstep_planner::throughput::{Best, Calibration, Hardware, Point, Transformer, best};
 use everstep_wire::output::{FIRST, LayoutSeconds, SizeThroughput, Throughput};
 use std::path::{Path, PathBuf};
 
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct ThroughputOptions {
     /// gpt3-125m to gpt3-175b, llama3-8b, llama3-70b, llama3-405b, or a .toml file
     #[arg(long)]
     model: String,
@@ -49,7 +49,7 @@ fn numbers(of: &str) -> Result<Vec<u64>, Failure> {
 }
 
 /// Prints the best layout for each number of GPUs.
-pub fn run(o: &Options) -> Result<i32, Failure> {
+pub fn run(o: &ThroughputOptions) -> Result<i32, Failure> {
     let file = |name: &str| name.ends_with(".toml").then(|| text(Path::new(name))).transpose();
     let model = file(&o.model)?.map_or_else(|| Transformer::named(&o.model), |t| Transformer::read(&t));
     let mut model = model.map_err(Failure::usage)?;
@@ -65,7 +65,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     let found: Vec<(u64, Option<Best>)> =
         numbers(&o.gpus)?.into_iter().map(|n| (n, best(&model, n, &on, &known))).collect();
     if let Some(path) = &o.svg {
-        let picture = picture::dips(&found, &format!("{} on {}", model.name, on.name));
+        let picture = charts::dips(&found, &format!("{} on {}", model.name, on.name));
         write(path, &picture)?;
     }
     if o.json {

@@ -8,7 +8,7 @@ use everstep_wire::output::{Down, FIRST, RepairDays, TraceFit};
 use std::path::Path;
 
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct TraceOptions {
     #[command(subcommand)]
     command: Command,
 }
@@ -62,7 +62,7 @@ pub fn read(spec: &str, nodes: Option<u32>, seeds: std::ops::Range<u64>) -> Resu
 }
 
 /// Runs the command.
-pub fn run(o: &Options) -> Result<i32, Failure> {
+pub fn run(o: &TraceOptions) -> Result<i32, Failure> {
     match &o.command {
         Command::Write { trace, nodes, seed } => {
             let found = read(trace, *nodes, *seed..seed + 1)?;
@@ -90,16 +90,21 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
                 return Ok(0);
             }
             println!(
-                "{} nodes, {days:.1} days, {} failures of nodes, {:.1} others for each",
+                "{} nodes, {days:.1} days, {} node failures, {:.1} other failures per node failure",
                 of.nodes, f.failures, f.others
             );
-            println!("a node fails every {:.0} days; {:.2} failures per 1,000 node-days", f.mtbf, 1000.0 / f.mtbf);
             println!(
-                "repairs: median {:.2} d, mean {:.2} d, 1 of 100 longer than {:.1} d",
+                "a node fails every {:.0} days on average; {:.2} failures per 1,000 node-days",
+                f.mtbf,
+                1000.0 / f.mtbf
+            );
+            println!(
+                "repairs: median {:.2} d, mean {:.2} d, 1 in 100 longer than {:.1} d",
                 f.repair.0, f.repair.1, f.repair.2
             );
             println!(
-                "times between failures vary {:.2} (1: independent); the tenth of nodes that fails most has {:.0} % of them",
+                "times between failures: coefficient of variation {:.2} (1: independent); the worst 10 % of the nodes \
+                 have {:.0} % of the failures",
                 f.variation,
                 f.top_tenth * 100.0
             );

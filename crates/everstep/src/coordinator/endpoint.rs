@@ -1,7 +1,7 @@
 //! The file in a store's directory that records the address of its coordinator, for agents and
 //! commands on the same machine.
 
-use crate::places;
+use crate::paths;
 use everstep_core::id::Epoch;
 use everstep_wire::raw::Raw;
 use serde::{Deserialize, Serialize};
@@ -36,6 +36,6 @@ impl EndpointFile {
     /// # Errors
     /// Fails if the file cannot be written.
     pub fn write(&self, store: &Path) -> std::io::Result<()> {
-        places::write_whole(&Self::path(store), &serde_json::to_vec(self)?)
+        paths::write_whole(&Self::path(store), &serde_json::to_vec(self)?)
     }
 }

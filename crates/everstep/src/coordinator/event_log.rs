@@ -123,8 +123,8 @@ impl EventLog {
         };
         self.removed.then(|| {
             format!(
-                "{} was removed while the job runs: training continues, but the events of this run are lost, and everstep \
-                 status and explain do not find it",
+                "{} was removed while the job was running: training continues, but the events of this run are lost, \
+                 and everstep status and explain will not find it",
                 self.path.parent().unwrap_or(&self.path).display()
             )
         })
@@ -141,12 +141,12 @@ impl Driver {
     pub(super) fn keep_events(&mut self) {
         self.events.flush();
         if let Some(what) = self.events.news() {
-            self.tell(&what);
+            self.notify_users(&what);
         }
         if self.events.looked.elapsed() >= LOOK
             && let Some(what) = self.events.removal()
         {
-            self.tell(&what);
+            self.notify_users(&what);
         }
     }
 
@@ -163,7 +163,7 @@ impl Driver {
             Ok(text) => self.events.write(text),
             Err(e) => crate::say!("an event cannot be written as JSON: {e}"),
         }
-        self.desk.heard(line);
+        self.desk.add(line);
     }
 
     /// Returns the time of a line, in seconds since 1970. It never goes backwards.
@@ -172,7 +172,7 @@ impl Driver {
     }
 
     /// Notifies users: on standard error, and through the agents, whose output they see.
-    pub(super) fn tell(&mut self, what: &str) {
+    pub(super) fn notify_users(&mut self, what: &str) {
         crate::say!("{what}");
         let all: Vec<Session> = self.peers.keys().copied().collect();
         all.into_iter().for_each(|session| self.send(session, Order::Notice { what: what.to_owned() }));

@@ -1,6 +1,6 @@
 //! Ensures that each store has only one coordinator.
 
-use crate::{lock, places};
+use crate::{lock, paths};
 use everstep_wire::limits::{CONNECT_TIMEOUT, NOTE_BYTES_MAX};
 use everstep_wire::private::Directory;
 use std::fs::File;
@@ -17,7 +17,7 @@ const DRAW: Duration = Duration::from_millis(50);
 /// serves already. Any other holder is waited for, up to a limit.
 pub(super) async fn alone(directory: &Path) -> Result<Option<File>, String> {
     let store =
-        places::open_store(directory).map_err(|e| format!("cannot use the store {}: {e}", directory.display()))?;
+        paths::open_store(directory).map_err(|e| format!("cannot use the store {}: {e}", directory.display()))?;
     let start = Instant::now();
     loop {
         let taken = lock::take(&store, "lock", Duration::ZERO);

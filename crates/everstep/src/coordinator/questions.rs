@@ -40,7 +40,7 @@ impl Driver {
 
     /// Approves a request, and returns its description.
     pub(super) fn approve(&mut self, job: JobId, id: u64) -> Result<String, String> {
-        let known = self.core.jobs().get(&job).ok_or_else(|| format!("no job {job} here"))?;
+        let known = self.core.jobs().get(&job).ok_or_else(|| format!("this coordinator has no job {job}"))?;
         let what = known.may_approve(id)?;
         self.event(Event::Approved { job, id });
         Ok(what)
@@ -48,10 +48,10 @@ impl Driver {
 
     /// Injects a fault into the node of a rank, and returns the node.
     pub(super) fn inject(&mut self, id: &JobId, injection: Injection) -> Result<NodeId, String> {
-        let job = self.core.jobs().get(id).ok_or_else(|| format!("no job {id} here"))?;
+        let job = self.core.jobs().get(id).ok_or_else(|| format!("this coordinator has no job {id}"))?;
         let training = matches!(job.phase, Phase::Training { .. });
         let slot = job.record.world.slot_of(Rank(injection.rank)).filter(|_| training);
-        let slot = slot.ok_or_else(|| format!("no rank {} trains in job {id} now", injection.rank))?;
+        let slot = slot.ok_or_else(|| format!("job {id} has no rank {} in training", injection.rank))?;
         let node = slot.node.clone();
         let peer = job.nodes.get(&node).and_then(|n| self.peers.get(&n.session?));
         let peer = peer.ok_or_else(|| format!("node {node} is not attached"))?;
@@ -89,7 +89,7 @@ impl Driver {
                 ("target", job.record.spec.nodes_max * each),
             ],
             checkpoints: [("durable", job.record.durable.map(|s| s.0)), ("peer", replicated(job).map(|s| s.0))],
-            restarts: job.record.restarts,
+            restarts: job.record.restarts(),
             nodes: nodes.iter().map(|(id, (state, silence), _)| (id.clone(), (state.name(), *silence))).collect(),
         }
     }
@@ -119,15 +119,15 @@ impl Driver {
             why: job.reason.sentence(),
             generation: record.generation,
             world_size: record.world.size(),
-            restarts: record.restarts,
+            restarts: record.restarts(),
             max_restarts: record.max_restarts(),
             durable_step: record.durable,
             replicated_step: replicated(job),
             slow: job.progress.slow().slow().clone(),
-            sub_healthy: job.progress.slow().sub_healthy(),
+            sub_healthy: job.progress.slow().slightly_slow(),
             nodes: job.nodes.iter().map(|(_, n)| self.node_status(job, n)).collect(),
             workers,
-            requests: record.requests.iter().map(request).collect(),
+            requests: record.machines.requests().iter().map(request).collect(),
         }
     }
 
@@ -135,13 +135,13 @@ impl Driver {
         let Hello { node, host, incarnation, replica_port, .. } = &n.hello;
         // A node that is used for lack of others is not excluded.
         let unused = job.record.world.slot(node).is_none();
-        let exclusion = job.record.exclusion(node, *incarnation).filter(|_| unused);
+        let exclusion = job.record.machines.exclusion(node, *incarnation).filter(|_| unused);
         let role = n.session.and_then(|s| self.peers.get(&s)).map(|p| p.role);
         NodeStatus {
             node: node.clone(),
             host: host.clone(),
             attached: n.session.is_some(),
-            left_out: exclusion.map(|e| e.class.clone()),
+            excluded: exclusion.map(|e| e.class.clone()),
             role: role.filter(|r| *r != 0),
             replicas: (*replica_port != 0).then(|| format!("{host}:{replica_port}")),
         }

@@ -3,7 +3,7 @@
 
 use crate::store::{Store, redb::RedbStore};
 use everstep_core::coordinator::command::Precondition;
-use everstep_core::coordinator::event::Version;
+use everstep_core::coordinator::event::{StoreFailure, Version};
 use everstep_core::coordinator::job::JobRecord;
 use everstep_core::id::Epoch;
 use rustix::fs::OFlags;
@@ -30,12 +30,19 @@ pub fn open_events(path: &Path) -> std::io::Result<File> {
 /// # Errors
 /// Fails if the store cannot be read or written.
 pub fn take_epoch(store: &RedbStore) -> Result<Epoch, String> {
-    let version = store.get("epoch").map_err(|e| format!("cannot read the store: {e:?}"))?.map(|(_, v)| v);
+    let version = store.get("epoch").map_err(|_| unreadable(store))?.map(|(_, v)| v);
     let precondition = version.map_or(Precondition::Absent, Precondition::Version);
-    store
-        .put("epoch", b"", precondition)
-        .map(Epoch)
-        .map_err(|e| format!("cannot write the store: {e:?}; check that there is room and that you may write there"))
+    store.put("epoch", b"", precondition).map(Epoch).map_err(|e| match e {
+        StoreFailure::Conflict => "another coordinator has written the store".into(),
+        StoreFailure::Unavailable => format!(
+            "cannot write the store: {}; check that the disk has room and that you may write there",
+            store.why()
+        ),
+    })
+}
+
+fn unreadable(store: &RedbStore) -> String {
+    format!("cannot read the store: {}", store.why())
 }
 
 /// Returns the jobs in the store.
@@ -44,7 +51,7 @@ pub fn take_epoch(store: &RedbStore) -> Result<Epoch, String> {
 /// Fails if the store or a job's record cannot be read. Such a job must not be forgotten, because
 /// its generation numbers are in use.
 pub fn load(store: &RedbStore) -> Result<Vec<(JobRecord, Version)>, String> {
-    let found = store.list("job/").map_err(|e| format!("cannot read the store: {e:?}"))?;
+    let found = store.list("job/").map_err(|_| unreadable(store))?;
     let record = |(key, value, v): (String, Vec<u8>, Version)| {
         let read = serde_json::from_slice(&value).map_err(|e| {
             let job = key.trim_start_matches("job/");

@@ -3,7 +3,7 @@
 
 use super::{Driver, Input};
 use crate::detect::settings::Ready;
-use crate::detect::{packing, picture};
+use crate::detect::{alarm_chart, packing};
 use everstep_core::coordinator::event::Event;
 use everstep_core::coordinator::finding::Finding;
 use everstep_core::coordinator::job::Phase;
@@ -11,7 +11,7 @@ use everstep_core::id::{Generation, JobId, NodeId, Session};
 use everstep_detector::alarms::Alarm;
 use everstep_detector::catalogue::KNOWN;
 use everstep_detector::watch::{Watch, Which};
-use everstep_detector::{Verdict, numbered};
+use everstep_detector::{Verdict, group_numbers};
 use everstep_wire::envelope::ToAgent;
 use everstep_wire::private::{Directory, Root};
 use std::collections::BTreeMap;
@@ -27,24 +27,24 @@ const PULSE: Duration = Duration::from_millis(250);
 /// A job without samples for this long is over.
 const OVER: Duration = Duration::from_mins(2);
 
-/// One second of one machine.
-struct Heard {
+/// One second of one machine's samples, as received.
+struct Received {
     job: JobId,
     generation: Generation,
     /// All nodes of the world, with their failure domains; only the first time and after changes.
     world: Option<Vec<(NodeId, String)>>,
     node: NodeId,
     role: u32,
-    said_ms: u64,
-    heard_ms: u64,
+    sent_ms: u64,
+    received_ms: u64,
     samples: Vec<(u8, f32)>,
 }
 
 /// The coordinator's side of the detector.
 pub(super) struct Watcher {
-    to: Option<SyncSender<Heard>>,
+    to: Option<SyncSender<Received>>,
     /// The worlds that were already sent to the thread.
-    told: BTreeMap<JobId, Generation>,
+    sent_worlds: BTreeMap<JobId, Generation>,
 }
 
 impl Watcher {
@@ -60,7 +60,7 @@ impl Watcher {
             let work = move || watch(&which, &pictures, &from, &inbox);
             std::thread::Builder::new().name("everstep-detect".into()).spawn(work).ok().map(|_| to)
         });
-        Watcher { to, told: BTreeMap::new() }
+        Watcher { to, sent_worlds: BTreeMap::new() }
     }
 }
 
@@ -68,15 +68,15 @@ struct Watched {
     generation: Generation,
     nodes: Vec<NodeId>,
     watch: Watch,
-    heard: Instant,
+    last_received: Instant,
 }
 
-fn watch(which: &Which, pictures: &Path, from: &Receiver<Heard>, inbox: &mpsc::UnboundedSender<Input>) {
+fn watch(which: &Which, pictures: &Path, from: &Receiver<Received>, inbox: &mpsc::UnboundedSender<Input>) {
     let mut jobs: BTreeMap<JobId, Watched> = BTreeMap::new();
     let mut looked = Instant::now();
     loop {
         match from.recv_timeout(PULSE) {
-            Ok(heard) => take(&mut jobs, which, heard),
+            Ok(received) => take(&mut jobs, which, received),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
@@ -84,9 +84,9 @@ fn watch(which: &Which, pictures: &Path, from: &Receiver<Heard>, inbox: &mpsc::U
             continue;
         }
         looked = Instant::now();
-        jobs.retain(|_, of| of.heard.elapsed() < OVER);
+        jobs.retain(|_, of| of.last_received.elapsed() < OVER);
         for (job, of) in &mut jobs {
-            let Some(verdict) = of.watch.advance(crate::places::unix_millis()) else { continue };
+            let Some(verdict) = of.watch.advance(crate::paths::unix_millis()) else { continue };
             let mut finding = found(of, &verdict);
             finding.picture = drawn(pictures, job, of, verdict).unwrap_or_default();
             if inbox.send(Input::Unlike(job.clone(), of.generation, finding)).is_err() {
@@ -96,22 +96,22 @@ fn watch(which: &Which, pictures: &Path, from: &Receiver<Heard>, inbox: &mpsc::U
     }
 }
 
-fn take(jobs: &mut BTreeMap<JobId, Watched>, which: &Which, heard: Heard) {
-    if let Some(world) = heard.world {
-        let domains = numbered(world.iter().map(|(_, domain)| domain));
+fn take(jobs: &mut BTreeMap<JobId, Watched>, which: &Which, received: Received) {
+    if let Some(world) = received.world {
+        let domains = group_numbers(world.iter().map(|(_, domain)| domain));
         // If no node names a domain, there are none.
         let domains = if world.iter().all(|(_, d)| d.is_empty()) { Vec::new() } else { domains };
         let nodes: Vec<NodeId> = world.into_iter().map(|(node, _)| node).collect();
         let watch = Watch::new(nodes.len(), &domains, which);
-        let new = Watched { generation: heard.generation, nodes, watch, heard: Instant::now() };
-        jobs.insert(heard.job.clone(), new);
+        let new = Watched { generation: received.generation, nodes, watch, last_received: Instant::now() };
+        jobs.insert(received.job.clone(), new);
     }
-    let Some(of) = jobs.get_mut(&heard.job).filter(|of| of.generation == heard.generation) else { return };
-    of.heard = Instant::now();
-    if let Some(machine) = of.nodes.iter().position(|n| *n == heard.node) {
-        let samples = heard.samples.into_iter().map(|(metric, value)| (metric.into(), value));
-        of.watch.does(machine, heard.role);
-        of.watch.put(machine, heard.said_ms, heard.heard_ms, samples);
+    let Some(of) = jobs.get_mut(&received.job).filter(|of| of.generation == received.generation) else { return };
+    of.last_received = Instant::now();
+    if let Some(machine) = of.nodes.iter().position(|n| *n == received.node) {
+        let samples = received.samples.into_iter().map(|(metric, value)| (metric.into(), value));
+        of.watch.set_role(machine, received.role);
+        of.watch.put(machine, received.sent_ms, received.received_ms, samples);
     }
 }
 
@@ -133,15 +133,15 @@ fn drawn(pictures: &Path, job: &JobId, of: &Watched, verdict: Verdict) -> Option
     let name = of.nodes.get(*verdict.machines.first()?)?;
     let at = series.seconds().checked_sub(1)?;
     let text =
-        picture::named(&series, &Alarm { verdict: Verdict { at, ..verdict }, until: at }, &format!("node {name}"));
-    let name = format!("{}-{}.svg", job.0.replace('/', "-"), crate::places::unix_millis());
+        alarm_chart::named(&series, &Alarm { verdict: Verdict { at, ..verdict }, until: at }, &format!("node {name}"));
+    let name = format!("{}-{}.svg", job.0.replace('/', "-"), crate::paths::unix_millis());
     Directory::root(pictures, Root::Named).ok()?.write_whole(&name, text.as_bytes()).ok()?;
     Some(pictures.join(name).display().to_string())
 }
 
 impl Driver {
     /// Passes one second of a machine's samples to the detector.
-    pub(super) fn sampled(&mut self, session: Session, said_ms: u64, role: u32, packed: &str) {
+    pub(super) fn sampled(&mut self, session: Session, sent_ms: u64, role: u32, packed: &str) {
         let Some(peer) = self.peers.get_mut(&session) else { return };
         peer.role = if role == 0 { peer.role } else { role };
         let role = peer.role;
@@ -154,21 +154,21 @@ impl Driver {
             return;
         }
         let generation = job.record.generation;
-        let known = self.watcher.told.get(&id) == Some(&generation);
+        let known = self.watcher.sent_worlds.get(&id) == Some(&generation);
         let domain = |node: &NodeId| job.nodes.get(node).map_or_else(String::new, |n| n.hello.domain.clone());
         let world = || job.record.world.slots.iter().map(|s| (s.node.clone(), domain(&s.node))).collect();
-        let heard = Heard {
+        let received = Received {
             generation,
             world: (!known).then(world),
             node,
             role,
-            said_ms,
-            heard_ms: crate::places::unix_millis(),
+            sent_ms,
+            received_ms: crate::paths::unix_millis(),
             samples: packing::unpacked(packed),
             job: id.clone(),
         };
-        if to.try_send(heard).is_ok() {
-            self.watcher.told.insert(id, generation);
+        if to.try_send(received).is_ok() {
+            self.watcher.sent_worlds.insert(id, generation);
         }
     }
 

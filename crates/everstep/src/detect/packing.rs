@@ -1,8 +1,7 @@
 //! Samples in transit: a number from the catalogue and four bytes each, as base64 in a line of
 //! JSON, about ten bytes per sample.
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD_NO_PAD;
+use data_encoding::BASE64_NOPAD;
 
 /// Bytes of a sample.
 const WIDTH: usize = 5;
@@ -11,12 +10,12 @@ const WIDTH: usize = 5;
 pub fn packed(samples: &[(u8, f32)]) -> String {
     let bytes: Vec<u8> =
         samples.iter().flat_map(|(metric, value)| std::iter::once(*metric).chain(value.to_le_bytes())).collect();
-    STANDARD_NO_PAD.encode(bytes)
+    BASE64_NOPAD.encode(&bytes)
 }
 
 /// Decodes the samples of a line. A truncated line yields none.
 pub fn unpacked(text: &str) -> Vec<(u8, f32)> {
-    let Some(bytes) = STANDARD_NO_PAD.decode(text).ok().filter(|b| b.len().is_multiple_of(WIDTH)) else {
+    let Some(bytes) = BASE64_NOPAD.decode(text.as_bytes()).ok().filter(|b| b.len().is_multiple_of(WIDTH)) else {
         return Vec::new();
     };
     let sample = |five: &[u8]| Some((*five.first()?, f32::from_le_bytes(five.get(1..)?.try_into().ok()?)));

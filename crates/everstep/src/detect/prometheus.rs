@@ -91,10 +91,10 @@ async fn ask(
         let why = std::iter::successors(Some(&e as &dyn std::error::Error), |e| e.source())
             .last()
             .map_or(String::new(), ToString::to_string);
-        format!("cannot ask {}: {why}; is a Prometheus server running there?", of.url)
+        format!("cannot query {}: {why}; is a Prometheus server running there?", of.url)
     })?;
     let status = answer.status();
-    let text = answer.text().await.map_err(|e| format!("{} did not answer to the end: {e}", of.url))?;
+    let text = answer.text().await.map_err(|e| format!("cannot read the answer of {}: {e}", of.url))?;
     let answer: Answer = serde_json::from_str(&text).map_err(|_| {
         format!("{} answers ({status}), but not as a Prometheus server does: give the URL before /api/v1", of.url)
     })?;
@@ -140,7 +140,8 @@ pub async fn rows(of: &Asked) -> Result<Vec<Row>, String> {
     }
     if all.is_empty() {
         return Err(format!(
-            "{} has none of the metrics that are known here between those times (node_exporter's, DCGM-exporter's), or none with the label {}",
+            "{} has no known metrics (node_exporter's, DCGM-exporter's) in this period, or none with the label {}; see \
+             --since, --until and --machine-label",
             of.url, of.machine
         ));
     }

@@ -65,7 +65,7 @@ impl File {
         let s = &self.robust;
         let shares = [s.share, s.group, s.accomplice, s.dead, s.effect];
         if shares.iter().any(|x| !(*x > 0.0 && *x <= 1.0)) {
-            return Err("share, group, accomplice, dead and effect are shares: above 0, and at most 1".into());
+            return Err("share, group, accomplice, dead and effect must be above 0 and at most 1".into());
         }
         if ![s.faint, s.clear].iter().all(|x| *x > 0.0 && x.is_finite()) {
             return Err("faint and clear are numbers of standard deviations, above 0".into());

@@ -1,7 +1,7 @@
 //! Converts rows of samples, in any order, to series of one sample per second.
 
 use everstep_detector::catalogue::by_name;
-use everstep_detector::{Metric, Series, numbered};
+use everstep_detector::{Metric, Series, group_numbers};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -107,7 +107,8 @@ pub fn series(rows: impl Iterator<Item = Result<Row, String>>, described: &Descr
             if of.samples.insert((row.machine.clone(), second, number), value).is_some() {
                 let metric = metrics.get(number).map_or("", String::as_str);
                 return Err(format!(
-                    "line {}: machine {} has two values of {metric} in the second {second}; each machine is to be there once (two with one name?)",
+                    "line {}: machine {} has two values of {metric} for second {second}; each machine may have only \
+                     one (do two machines share a name?)",
                     row.line, row.machine
                 ));
             }
@@ -120,7 +121,7 @@ pub fn series(rows: impl Iterator<Item = Result<Row, String>>, described: &Descr
     let mut read = Read::default();
     let metrics = described_as(&metrics, described, &mut read.warnings);
     if not_numbers > 0 {
-        read.warnings.push(format!("{not_numbers} values are no numbers and count as missing"));
+        read.warnings.push(format!("{not_numbers} values are not numbers and count as missing"));
     }
     for (name, of) in all {
         read.episodes.push(episode(name, of, &metrics, &mut read.warnings)?);
@@ -143,12 +144,13 @@ fn described_as(names: &[String], described: &Described, warnings: &mut Vec<Stri
     let metrics = names.iter().map(of).collect();
     if !unknown.is_empty() {
         warnings.push(format!(
-            "nothing is known of {}: taken as the host's, worse either way (say better with --metrics FILE)",
+            "unknown metrics {}: treated as host metrics for which any deviation is bad; describe them with --metrics \
+             FILE",
             unknown.join(", ")
         ));
     }
     for missing in described.metric.iter().filter(|m| !names.contains(&m.name)) {
-        warnings.push(format!("--metrics describes {}, which nobody has told of", missing.name));
+        warnings.push(format!("--metrics describes {}, which does not occur in the samples", missing.name));
     }
     metrics
 }
@@ -169,25 +171,24 @@ fn episode(name: String, of: Building, metrics: &[Metric], warnings: &mut Vec<St
     let samples = seconds.saturating_mul(machines.len()).saturating_mul(metrics.len());
     if samples > MOST {
         return Err(format!(
-            "{called}{seconds} seconds of {} machines and {} metrics are more than is held at once: give shorter files, one for each part (is the time in seconds?)",
+            "{called}{seconds} seconds of {} machines and {} metrics are too much to load at once; split the file by \
+             time, or check that the times are in seconds",
             machines.len(),
             metrics.len()
         ));
     }
     if machines.len() < 3 {
-        warnings.push(format!(
-            "{called}{} machines: with fewer than three nobody can be told from the others",
-            machines.len()
-        ));
+        warnings
+            .push(format!("{called}{} machines: with fewer than three, no outlier can be identified", machines.len()));
     }
-    let roles = numbered(of.machines.values().map(|(role, _)| role.clone()));
+    let roles = group_numbers(of.machines.values().map(|(role, _)| role.clone()));
     let mut series = Series::new(metrics.to_vec(), roles, seconds);
     if of.machines.values().any(|(_, domain)| domain.is_some()) {
-        series.domains = numbered(of.machines.values().map(|(_, domain)| domain.clone()));
+        series.domains = group_numbers(of.machines.values().map(|(_, domain)| domain.clone()));
     }
     let apart = interval(&of.times);
     if apart > COARSE {
-        warnings.push(format!("{called}samples are {apart} s apart: times to a verdict are as coarse"));
+        warnings.push(format!("{called}samples are {apart} s apart: detection times are only that precise"));
     }
     let holds = if apart > 1 { (apart + apart / 2).min(HOLDS) } else { 1 };
     let numbers: HashMap<&String, usize> = machines.iter().zip(0..).collect();
@@ -233,7 +234,7 @@ mod tests {
         assert!(twice.unwrap_err().contains("line 3: machine a has two values of cpu"));
         assert!(series(std::iter::empty(), &Described::default()).is_err());
         let far = series(vec![row(0.0, "a", 1.0, 2), row(1.7e12, "b", 2.0, 3)].into_iter(), &Described::default());
-        assert!(far.unwrap_err().contains("is the time in seconds?"));
+        assert!(far.unwrap_err().contains("check that the times are in seconds"));
         // 2^63 is beyond the last second that can be counted, so it is taken for that one.
         let last = series(
             [9.223_372_036_854_775e18, 1e19].map(|time| row(time, "a", 1.0, 1)).into_iter(),

@@ -95,7 +95,7 @@ pub fn run(lock: i32, input: i32) -> i32 {
         guard.reap();
         guard.receive();
         guard.reap();
-        guard.hear_template();
+        guard.read_template();
         guard.progress();
         if guard.agent_gone && tree::descendants(None).is_empty() {
             guard.drain();
@@ -151,7 +151,7 @@ impl Guard {
                 Request::Launch(launch) => self.launch(*launch),
                 Request::Warm(template) => match Warmed::start(&template) {
                     Ok(warmed) => self.warmed = Some(warmed),
-                    Err(why) => self.say(&Event::Warmed { why_not: Some(why.to_string()) }),
+                    Err(why) => self.send_event(&Event::Warmed { why_not: Some(why.to_string()) }),
                 },
                 Request::Cool => self.warmed = None,
                 Request::Signal { signal } => self.signal(signal),
@@ -167,7 +167,7 @@ impl Guard {
         }
     }
 
-    fn say(&mut self, event: &Event) {
+    fn send_event(&mut self, event: &Event) {
         if let Ok(bytes) = frame::encode(event) {
             let _ = self.agent.set_nonblocking(false);
             let _ = self.agent.write_all(&bytes);
@@ -186,18 +186,18 @@ impl Guard {
     }
 
     /// Handles the template's first message, or its end.
-    fn hear_template(&mut self) {
+    fn read_template(&mut self) {
         let Some(warmed) = self.warmed.as_mut().filter(|w| !w.ready) else { return };
         let mut fds = [PollFd::from_borrowed_fd(warmed.socket(), PollFlags::IN)];
         let none = Timespec { tv_sec: 0, tv_nsec: 0 };
         if !matches!(poll(&mut fds, Some(&none)), Ok(n) if n > 0) {
             return;
         }
-        let why_not = warmed.hear().err().map(|why| why.to_string());
+        let why_not = warmed.read_first_message().err().map(|why| why.to_string());
         if why_not.is_some() {
             self.warmed = None;
         }
-        self.say(&Event::Warmed { why_not });
+        self.send_event(&Event::Warmed { why_not });
     }
 
     /// Forks from the warm process, if there is one and the launch allows it.
@@ -210,7 +210,7 @@ impl Guard {
             Err(why) => {
                 // If it has forked a process meanwhile, that is not one of our workers.
                 self.warmed = None;
-                self.say(&Event::Warmed { why_not: Some(why.to_string()) });
+                self.send_event(&Event::Warmed { why_not: Some(why.to_string()) });
                 None
             }
         }
@@ -223,9 +223,9 @@ impl Guard {
         match started {
             Ok((pid, pidfd, pumps)) => {
                 self.workers.insert(pid, Worker { generation, local_rank, pidfd, pumps, asked: false });
-                self.say(&Event::Launched { generation, local_rank, pid });
+                self.send_event(&Event::Launched { generation, local_rank, pid });
             }
-            Err(why) => self.say(&Event::NotLaunched { generation, local_rank, why }),
+            Err(why) => self.send_event(&Event::NotLaunched { generation, local_rank, why }),
         }
     }
 
@@ -244,7 +244,7 @@ impl Guard {
                 std::thread::sleep(Duration::from_millis(2));
             }
             let last_lines = worker.pumps.iter().map(Pump::last_lines).next_back().unwrap_or_default();
-            self.say(&Event::Exited {
+            self.send_event(&Event::Exited {
                 generation: worker.generation,
                 local_rank: worker.local_rank,
                 pid: pid.as_raw_nonzero().get() as u32,
@@ -280,7 +280,7 @@ impl Guard {
         if left.is_empty() && self.workers.is_empty() {
             let generation = ending.generation;
             self.ending = None;
-            self.say(&Event::Gone { generation });
+            self.send_event(&Event::Gone { generation });
         } else if Instant::now() >= ending.kill_at || self.workers.is_empty() {
             // Once the workers are gone, there is no reason to wait for what they started.
             tree::kill_all(spared);
@@ -309,7 +309,8 @@ fn cannot_run(program: &Raw, e: &std::io::Error) -> String {
 pub fn advice(e: &std::io::Error) -> &'static str {
     match e.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
         Some(rustix::io::Errno::TOOBIG) => {
-            "; the kernel takes no more arguments and environment than a quarter of the stack limit (ulimit -s), and no variable beyond 128 KiB: unset large variables or raise the limit"
+            "; the kernel limits arguments and environment to a quarter of the stack limit (ulimit -s), and each \
+             variable to 128 KiB: unset large variables or raise the limit"
         }
         Some(rustix::io::Errno::AGAIN) => {
             "; the limit of processes is reached (ulimit -u, or pids.max of the control group)"
@@ -353,7 +354,7 @@ fn spawn(launch: &Launch, input: BorrowedFd<'_>) -> Result<Started, String> {
 fn watch(pid: u32, out: Box<dyn Read + Send>, err: Box<dyn Read + Send>, launch: &Launch) -> Result<Started, String> {
     let target = Pid::from_raw(pid as i32).ok_or("no process id")?;
     let pidfd = pidfd_open(target, PidfdFlags::empty()).map_err(|e| {
-        format!("cannot watch a worker: {e}; pidfd_open takes Linux 5.3, and a container that allows it")
+        format!("cannot watch a worker: {e}; pidfd_open requires Linux 5.3 and a container that allows it")
     })?;
     // If nothing read its output, a worker would stop at the first full pipe.
     let start = |pipe, sink| {

@@ -35,13 +35,13 @@ impl Drop for Warmed {
 /// Why there is no warm process, or why it cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum WarmError {
-    #[error("nothing to run")]
+    #[error("there is no command to run")]
     NothingToRun,
     #[error("cannot run {program}: {source}")]
     Run { program: String, source: io::Error },
     #[error(transparent)]
     Socket(#[from] io::Error),
-    #[error("it answers nonsense")]
+    #[error("the warm process sent an invalid answer")]
     Nonsense,
     #[error(transparent)]
     Json(#[from] serde_json::Error),
@@ -50,9 +50,9 @@ pub enum WarmError {
     /// By its own account.
     #[error("{0}")]
     Unfit(String),
-    #[error("not this one")]
+    #[error("the warm process is for another launch")]
     OtherLaunch,
-    #[error("it names no process")]
+    #[error("the warm process returned no process id")]
     NoProcess,
     #[error(transparent)]
     Number(#[from] std::num::TryFromIntError),
@@ -103,7 +103,7 @@ impl Warmed {
     ///
     /// # Errors
     /// Returns why the process cannot be used.
-    pub fn hear(&mut self) -> Result<(), WarmError> {
+    pub fn read_first_message(&mut self) -> Result<(), WarmError> {
         let word = self.answer().map_err(|_| WarmError::NoTorch)?;
         match word["why_not"].as_str() {
             None => {

@@ -68,7 +68,7 @@ pub fn start() -> Result<(), Failure> {
     match wrong {
         None => Ok(()),
         Some((text, why)) => Err(Failure::usage(format!(
-            "{VARIABLE}={text} is not a filter of messages ({why}); give a level, such as debug, or PART=LEVEL, such as \
+            "{VARIABLE}={text} is not a valid log filter ({why}); give a level, such as debug, or PART=LEVEL, such as \
              everstep::agent=trace"
         ))),
     }

@@ -41,7 +41,7 @@ impl Desk {
         let mut desk = Desk { jobs: BTreeMap::new(), routes, settled, deliveries: Deliveries::default() };
         if !desk.routes.is_empty() {
             let text = std::fs::read_to_string(records).unwrap_or_default();
-            text.lines().filter_map(|l| serde_json::from_str(l).ok()).for_each(|line| desk.heard(line));
+            text.lines().filter_map(|l| serde_json::from_str(l).ok()).for_each(|line| desk.add(line));
         }
         desk
     }
@@ -52,19 +52,19 @@ impl Desk {
     }
 
     /// Takes in a recorded line.
-    pub fn heard(&mut self, line: LogLine) {
+    pub fn add(&mut self, line: LogLine) {
         if self.routes.is_empty() {
             return;
         }
         let notifier = self.jobs.entry(line.job.0.clone()).or_insert_with(|| Notifier::new(&line.job.0));
         match line.fact {
-            Fact::Notified { incident, status, run } => notifier.was_told(run, incident, status),
-            _ => notifier.heard(Entry::from(line)),
+            Fact::Notified { incident, status, run } => notifier.mark_sent(run, incident, status),
+            _ => notifier.add(Entry::from(line)),
         }
     }
 
     /// Sends the notices that are due at `now`. Returns what became of earlier ones.
-    pub fn say(&mut self, now: u64) -> News {
+    pub fn send_due(&mut self, now: u64) -> News {
         let notices: Vec<Notice> = self.jobs.values_mut().flat_map(|n| n.due(now, when)).collect();
         for notice in notices {
             let number = self.deliveries.sent(&notice, self.routes.len());
@@ -135,7 +135,7 @@ mod tests {
     async fn works(desk: &mut Desk) -> News {
         let mut all = News::default();
         for _ in 0..500 {
-            let News { facts, warnings } = desk.say(200_000_000);
+            let News { facts, warnings } = desk.send_due(200_000_000);
             all.facts.extend(facts);
             all.warnings.extend(warnings);
             if !desk.busy() {
@@ -154,14 +154,14 @@ mod tests {
     async fn a_notice_is_recorded_when_it_has_arrived_and_not_sent_again_then() {
         let url = webhook().await;
         let mut desk = opened(&records(), [&url, &url]);
-        assert_eq!(desk.say(200_000_000), News::default(), "it is queued");
+        assert_eq!(desk.send_due(200_000_000), News::default(), "it is queued");
         assert!(desk.busy());
         assert_eq!(works(&mut desk).await.facts, [notified()]);
         let (job, fact) = notified();
         let mut records = records();
         records.push(LogLine { ts: 111.0, job: JobId(job), fact });
         let mut next = opened(&records, [&url, &url]);
-        assert_eq!(next.say(200_000_000), News::default());
+        assert_eq!(next.send_due(200_000_000), News::default());
         assert!(!next.busy(), "an earlier coordinator has sent it");
     }
 
@@ -172,7 +172,7 @@ mod tests {
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let mut desk = opened(&records(), [&url, &format!("http://{silent}/hook")]);
         for _ in 0..50 {
-            assert_eq!(desk.say(200_000_000), News::default(), "one route has not accepted it");
+            assert_eq!(desk.send_due(200_000_000), News::default(), "one route has not accepted it");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         assert!(desk.busy());

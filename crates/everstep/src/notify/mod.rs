@@ -5,6 +5,7 @@ mod desk;
 mod payload;
 pub mod routes;
 
+use data_encoding::{BASE64, HEXLOWER};
 pub use desk::{Desk, when};
 use everstep_core::notify::{Attempts, Fate, Notice, Status};
 use ring::hmac;
@@ -82,10 +83,10 @@ fn start(routes: Vec<Route>, settled: &mpsc::UnboundedSender<Settled>) -> Vec<mp
 pub enum SendError {
     #[error(transparent)]
     Unreachable(reqwest::Error),
-    #[error("it answers {status}: {text}")]
+    #[error("HTTP {status}: {text}")]
     Status { status: reqwest::StatusCode, text: String },
     /// The service took the request, and says that something is wrong with it.
-    #[error("it answers {said}")]
+    #[error("the service answered {said}")]
     Refused {
         said: Value,
         /// It may accept the same request later.
@@ -121,16 +122,15 @@ impl Sender {
             let (route, Notice { incident, job, .. }) = (self.route.name(), notice);
             if why.is_final() {
                 return Err(format!(
-                    "the {route} route of --notify refuses the message about inc-{incident} of job {job}, which is \
-                     not sent there again: {why}; correct the route and test it with everstep notify FILE; the next \
-                     coordinator reads the file"
+                    "the {route} route of --notify rejected the notification of inc-{incident} of job {job}: {why}; \
+                     fix the route and test it with everstep notify FILE; the change takes effect when the coordinator \
+                     restarts"
                 ));
             }
             let Some(pause) = attempts.next_pause(began.elapsed()) else {
                 return Err(format!(
-                    "the {route} route of --notify has not accepted the message about inc-{incident} of job {job}, \
-                     which is not sent there any more: {why}; test the route with everstep notify FILE; a change to the \
-                     file takes effect with the next coordinator"
+                    "giving up on notifying {route} of inc-{incident} of job {job}: {why}; test the route with \
+                     everstep notify FILE; a change takes effect when the coordinator restarts"
                 ));
             };
             crate::say!("cannot notify {route} of inc-{incident} of job {job}: {why}; trying again");
@@ -147,8 +147,8 @@ impl Sender {
         match self.route.clone() {
             Route::Webhook { url, secret } => {
                 let body = payload::webhook(notice).to_string();
-                let signature =
-                    secret.map(|s| format!("sha256={}", hex(hmac::sign(&key(&s), body.as_bytes()).as_ref())));
+                let signature = secret
+                    .map(|s| format!("sha256={}", HEXLOWER.encode(hmac::sign(&key(&s), body.as_bytes()).as_ref())));
                 let request = self.client.post(url).header("content-type", "application/json").body(body);
                 let request = match signature {
                     Some(signature) => request.header("x-everstep-signature", signature),
@@ -246,30 +246,16 @@ fn key(secret: &str) -> hmac::Key {
     hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes())
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
 fn now() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()
 }
 
 /// Adds DingTalk's signature to the address: base64 of HMAC-SHA256 over time stamp and secret.
 fn signed(url: &str, secret: &str, millis: u128) -> String {
-    use base64::Engine;
-    let sign = hmac::sign(&key(secret), format!("{millis}\n{secret}").as_bytes());
-    let sign = base64::engine::general_purpose::STANDARD.encode(sign.as_ref());
-    let escaped: String = sign
-        .chars()
-        .map(|c| match c {
-            '+' => "%2B".into(),
-            '/' => "%2F".into(),
-            '=' => "%3D".into(),
-            c => c.to_string(),
-        })
-        .collect();
+    let sign = BASE64.encode(hmac::sign(&key(secret), format!("{millis}\n{secret}").as_bytes()).as_ref());
+    let sign: String = form_urlencoded::byte_serialize(sign.as_bytes()).collect();
     let joint = if url.contains('?') { '&' } else { '?' };
-    format!("{url}{joint}timestamp={millis}&sign={escaped}")
+    format!("{url}{joint}timestamp={millis}&sign={sign}")
 }
 
 /// Returns a notice for testing whether notices arrive.
@@ -284,9 +270,9 @@ pub fn test_notice(status: Status) -> Notice {
         status,
         node: "none".into(),
         class: "test".into(),
-        whose: "nobody's".into(),
-        title: "everstep: notices arrive here".into(),
-        lines: vec!["Nothing has happened: everstep notify has sent this.".into()],
+        whose: "none".into(),
+        title: "everstep: test notification".into(),
+        lines: vec!["This is a test from everstep notify; nothing has happened.".into()],
         opened: at,
         ended: (status == Status::Resolved).then_some(at),
         over: true,

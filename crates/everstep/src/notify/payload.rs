@@ -1,6 +1,7 @@
 //! Notices in the formats of each service.
 
 use chrono::{DateTime, SecondsFormat};
+use data_encoding::HEXLOWER;
 use everstep_core::notify::{Notice, Status};
 use serde_json::{Value, json};
 
@@ -105,7 +106,7 @@ pub fn dingtalk(of: &Notice) -> Value {
 pub fn trace(of: &Notice) -> Value {
     let id = |part: &str, bytes: usize| {
         let hash = ring::digest::digest(&ring::digest::SHA256, format!("{}/{part}", of.key).as_bytes());
-        super::hex(hash.as_ref().get(..bytes).unwrap_or_default())
+        HEXLOWER.encode(hash.as_ref().get(..bytes).unwrap_or_default())
     };
     let said = |name: &str, value: &str| json!({"key": name, "value": {"stringValue": value}});
     let (trace, root) = (id("trace", 16), id("incident", 8));

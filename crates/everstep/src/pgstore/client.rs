@@ -1,7 +1,7 @@
 //! One client of the process-group store: torch's protocol, within limits.
 
 use super::keys::Shared;
-use super::room::{ENTRY, Held};
+use super::memory_budget::{ENTRY, Held};
 use everstep_wire::door::Pass;
 use everstep_wire::limits::{
     PROOF_TIMEOUT, STORE_KEY_BYTES_MAX, STORE_KEYS_MAX, STORE_REQUEST_BYTES_MAX, STORE_REQUEST_TIMEOUT,

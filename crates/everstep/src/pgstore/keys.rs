@@ -1,6 +1,6 @@
 //! The contents of a process-group store, and the clients waiting for keys. All memory is counted.
 
-use super::room::{ENTRY, Held, Reserved, Room};
+use super::memory_budget::{ENTRY, Held, MemoryBudget, Reserved};
 use everstep_wire::limits::STORE_VALUE_BYTES_MAX;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -31,7 +31,7 @@ struct Keys {
 #[derive(Default)]
 pub struct Shared {
     keys: Mutex<Keys>,
-    room: Room,
+    budget: MemoryBudget,
 }
 
 /// A wait in progress. Dropping it cancels the wait.
@@ -102,9 +102,9 @@ impl Shared {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes room for bytes that are about to be read.
+    /// Reserves memory for bytes that are about to be read.
     pub(super) fn reserve(&self, bytes: u64) -> io::Result<Reserved> {
-        self.room.take(bytes)
+        self.budget.take(bytes)
     }
 
     pub(super) fn all_there(&self, keys: &[Held]) -> bool {
@@ -139,7 +139,7 @@ impl Shared {
         let now = text.and_then(|t| t.trim().parse::<i64>().ok()).unwrap_or(0);
         let sum = now.wrapping_add(amount);
         let text = sum.to_string().into_bytes();
-        let reserved = self.room.take(text.len() as u64)?;
+        let reserved = self.budget.take(text.len() as u64)?;
         held.set(key, Held::new(text, reserved));
         Ok(sum)
     }
@@ -157,7 +157,7 @@ impl Shared {
             return alone.extend(&more);
         }
         // The old value is being sent to somebody.
-        let reserved = self.room.take(cost(&key, now.len() + more.len()))?;
+        let reserved = self.budget.take(cost(&key, now.len() + more.len()))?;
         *now = Arc::new(Held::new([&***now, &*more].concat(), reserved));
         Ok(())
     }
@@ -178,7 +178,7 @@ impl Shared {
     pub(super) fn names(&self) -> io::Result<(Vec<Vec<u8>>, Reserved)> {
         let held = self.lock();
         let names = || held.values.keys().chain(held.queues.keys());
-        let reserved = self.room.take(names().map(|key| cost(key, 0)).sum())?;
+        let reserved = self.budget.take(names().map(|key| cost(key, 0)).sum())?;
         Ok((names().cloned().collect(), reserved))
     }
 
@@ -216,7 +216,7 @@ impl Shared {
         let queued = |(key, queue): (&Vec<u8>, &VecDeque<Held>)| queue.iter().map(|v| cost(key, v.len())).sum::<u64>();
         let queues: u64 = held.queues.iter().map(queued).sum();
         let waits: u64 = held.waiters.values().flat_map(|w| &w.keys).map(|k| cost(k, k.len())).sum();
-        let (counted, found) = (self.room.held(), values + queues + waits);
+        let (counted, found) = (self.budget.held(), values + queues + waits);
         if counted != found {
             return Err(format!("{counted} bytes are counted, but {found} are held"));
         }
@@ -270,7 +270,7 @@ mod tests {
         let (key, value) = (|name: &[u8]| shared.key(name), |bytes| shared.value(bytes));
         shared.set(key(b"k"), value(100));
         shared.set(key(b"k"), value(10));
-        assert_eq!(shared.room.held(), 11 + ENTRY);
+        assert_eq!(shared.budget.held(), 11 + ENTRY);
         shared.append(key(b"k"), value(3)).unwrap();
         shared.append(key(b"new"), value(3)).unwrap();
         shared.push(key(b"q"), value(50));
@@ -288,7 +288,7 @@ mod tests {
         assert!(shared.audit().is_err());
         drop(names);
         assert!(shared.delete(b"k") && shared.delete(b"q") && !shared.delete(b"q") && shared.delete(b"new"));
-        assert_eq!(shared.room.held(), 0);
+        assert_eq!(shared.budget.held(), 0);
         assert!(shared.lock().awaited.is_empty() && shared.lock().waiters.is_empty());
     }
 
@@ -297,13 +297,13 @@ mod tests {
         let shared = Shared::default();
         shared.set(shared.key(b"k"), shared.value(100));
         let sending = [shared.get(b"k").unwrap(), shared.get(b"k").unwrap()];
-        assert_eq!(shared.room.held(), 101 + ENTRY);
+        assert_eq!(shared.budget.held(), 101 + ENTRY);
         shared.append(shared.key(b"k"), shared.value(5)).unwrap();
         assert_eq!((sending[0].len(), shared.get(b"k").unwrap().len()), (100, 105));
         shared.delete(b"k");
-        assert_eq!(shared.room.held(), 101 + ENTRY);
+        assert_eq!(shared.budget.held(), 101 + ENTRY);
         drop(sending);
-        assert_eq!(shared.room.held(), 0);
+        assert_eq!(shared.budget.held(), 0);
     }
 
     #[test]
@@ -320,7 +320,7 @@ mod tests {
         let shared = Shared::default();
         shared.set(shared.key(b"a"), shared.value(1));
         let (key, long) = (|| shared.key(b"a"), Held::new(vec![1; 300], shared.reserve(0).unwrap()));
-        let most = shared.reserve(STORE_BYTES_MAX - shared.room.held() - 200).unwrap();
+        let most = shared.reserve(STORE_BYTES_MAX - shared.budget.held() - 200).unwrap();
         assert!(shared.append(key(), long).is_err() && shared.reserve(300).is_err());
         let waited = Held::new(vec![b'w'; 300], shared.reserve(0).unwrap());
         assert!(shared.wait(vec![waited]).is_err());

@@ -175,7 +175,7 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>, pass: Pass) {
     if let Err(e) = converse(reader, writer, shared, pass).await
         && e.kind() == io::ErrorKind::StorageFull
     {
-        crate::say!("{e}; the connection of the rank that asks for more is closed");
+        crate::say!("{e}; closing the connection of the rank that needs more");
     }
 }
 

@@ -234,7 +234,7 @@ class Fork:
     def fits(self, env):
         return self.ready and all(env.get(k) == v for k, v in self.needs.items())
 
-    def hear(self):
+    def read_first_message(self):
         """Reads the first message: the variables that a worker must have, with their values.
 
         Returns False if the process is gone.

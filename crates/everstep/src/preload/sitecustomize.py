@@ -60,10 +60,10 @@ class _WhenTorchComes:
 
     def arrived(self):
         try:
-            from everstep import zero
+            from everstep import zero_line
         except ImportError:
             return  # no everstep in this interpreter: the script runs unwatched, as under torchrun
-        zero.install(warm_safe=not self.moved, changed=self.changed)
+        zero_line.install(warm_safe=not self.moved, changed=self.changed)
 
 
 if "EVERSTEP_PRELOAD" in os.environ:

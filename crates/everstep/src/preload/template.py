@@ -39,11 +39,11 @@ def _import_torch():
     try:
         import everstep.checkpoint
         import everstep.data
-        import everstep.zero  # noqa: F401
+        import everstep.zero_line  # noqa: F401
     except ImportError:
         pass
     if torch.cuda.is_initialized():
-        return "importing torch has initialised the GPU"
+        return "importing torch initializes the GPU"
     # Threads that survive a fork (see frameworks.threads) make forking unsafe.
     threads = frameworks.threads()
     if threads != 1:
@@ -51,7 +51,7 @@ def _import_torch():
     return None
 
 
-def _say(sock, **what):
+def _send(sock, **what):
     data = json.dumps(what).encode()
     sock.sendall(struct.pack("<I", len(data)) + data)
 
@@ -78,7 +78,7 @@ def _become(sock, guard, request, fds):
     for fd in fds:
         if fd > 2:
             os.close(fd)
-    _say(sock, pid=os.getpid())
+    _send(sock, pid=os.getpid())
     sock.close()
     if request["cpus"]:
         os.sched_setaffinity(0, request["cpus"])
@@ -97,8 +97,8 @@ def _become(sock, guard, request, fds):
     gc.enable()
     # Frozen objects are not collected when the interpreter exits, and libraries report leaks.
     atexit.register(gc.unfreeze)
-    if own is not None and "everstep.zero" in sys.modules:
-        sys.modules["everstep.zero"].install(warm_safe=True)
+    if own is not None and "everstep.zero_line" in sys.modules:
+        sys.modules["everstep.zero_line"].install(warm_safe=True)
 
 
 def _main_module(path):
@@ -144,7 +144,7 @@ def _serve():
     gc.collect()
     gc.freeze()
     gc.disable()
-    _say(sock, ready=why_not is None, why_not=why_not)
+    _send(sock, ready=why_not is None, why_not=why_not)
     if why_not is not None:
         return None
 
@@ -167,7 +167,7 @@ def _work(requests, children, sock, guard):
         waiting = [c for c in children.values() if not c.ready]
         readable, _, _ = select.select([requests, *(c.sock for c in waiting)], [], [])
         for name, child in list(children.items()):
-            if child in waiting and child.sock in readable and not child.hear():
+            if child in waiting and child.sock in readable and not child.read_first_message():
                 del children[name]
         if requests not in readable:
             continue

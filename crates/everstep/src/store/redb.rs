@@ -14,7 +14,7 @@ const TABLE: TableDefinition<'_, &str, (Version, &[u8])> = TableDefinition::new(
 /// A [`Store`] in one redb file.
 pub struct RedbStore {
     db: Database,
-    /// Why the last write failed.
+    /// Why the last operation failed.
     why: Mutex<String>,
 }
 
@@ -40,7 +40,7 @@ impl RedbStore {
         StoreFailure::Unavailable
     }
 
-    /// Returns why the last write failed. The store must be reopened after a failure.
+    /// Returns why the last operation failed. The store must be reopened after a failure.
     pub fn why(&self) -> String {
         self.why.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -69,14 +69,11 @@ fn advised(why: &str, path: &Path) -> String {
     )
 }
 
-fn unavailable<E>(_: E) -> StoreFailure {
-    StoreFailure::Unavailable
-}
-
 impl Store for RedbStore {
     fn get(&self, key: &str) -> Result<Option<(Vec<u8>, Version)>, StoreFailure> {
-        let table = self.db.begin_read().map_err(unavailable)?.open_table(TABLE).map_err(unavailable)?;
-        let entry = table.get(key).map_err(unavailable)?;
+        let read = self.db.begin_read().map_err(|e| self.failed(&e))?;
+        let table = read.open_table(TABLE).map_err(|e| self.failed(&e))?;
+        let entry = table.get(key).map_err(|e| self.failed(&e))?;
         Ok(entry.map(|e| (e.value().1.to_vec(), e.value().0)))
     }
 
@@ -101,10 +98,11 @@ impl Store for RedbStore {
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<(String, Vec<u8>, Version)>, StoreFailure> {
-        let table = self.db.begin_read().map_err(unavailable)?.open_table(TABLE).map_err(unavailable)?;
+        let read = self.db.begin_read().map_err(|e| self.failed(&e))?;
+        let table = read.open_table(TABLE).map_err(|e| self.failed(&e))?;
         let mut found = Vec::new();
-        for entry in table.range(prefix..).map_err(unavailable)? {
-            let (key, value) = entry.map_err(unavailable)?;
+        for entry in table.range(prefix..).map_err(|e| self.failed(&e))? {
+            let (key, value) = entry.map_err(|e| self.failed(&e))?;
             if !key.value().starts_with(prefix) {
                 break;
             }

@@ -46,7 +46,7 @@ impl Writer {
                     "cannot write the store {path}: {why}; running ranks continue, but none is started or restarted until the store can be written"
                 )
             } else {
-                format!("the store {path} is written again")
+                format!("the store {path} can be written again")
             });
         }
         result

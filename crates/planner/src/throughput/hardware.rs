@@ -95,7 +95,7 @@ impl Hardware {
         ];
         match amounts.into_iter().find(|(_, amount)| !(*amount > 0.0 && *amount < 1e9)) {
             Some((what, amount)) => {
-                Err(format!("hardware {}: {what} = {amount} must be more than nothing", found.name))
+                Err(format!("hardware {}: {what} = {amount} must be greater than zero", found.name))
             }
             None => Ok(found),
         }

@@ -76,7 +76,7 @@ fn point(line: &str) -> Result<Point, String> {
         micro_batch: number(micro_batch)?.max(1),
         interleaved: number(interleaved)?.max(1),
         recompute: Recompute::named(recompute)
-            .ok_or_else(|| format!("recompute = {recompute} is none of none, selective, full"))?,
+            .ok_or_else(|| format!("recompute = {recompute} is invalid; give none, selective or full"))?,
         sequence_parallel: flag(along)?,
         divided_optimizer: flag(divided)?,
     };
@@ -86,7 +86,7 @@ fn point(line: &str) -> Result<Point, String> {
         hardware: (*hardware).to_owned(),
         model: model.checked()?,
         layout,
-        tflops: tflops.ok_or("TFLOP/s must be more than nothing")?,
+        tflops: tflops.ok_or("TFLOP/s must be greater than zero")?,
         counts_again: match *counts {
             "hardware" => true,
             "model" => false,
@@ -96,7 +96,7 @@ fn point(line: &str) -> Result<Point, String> {
             "fit" => Split::Fit,
             "held-out" => Split::HeldOut,
             "shown" => Split::Shown,
-            other => return Err(format!("split = {other} is none of fit, held-out, shown")),
+            other => return Err(format!("split = {other} is invalid; give fit, held-out or shown")),
         },
     })
 }

@@ -34,7 +34,7 @@ pub struct CheckpointRow {
     pub bytes: u64,
     /// When it was saved, in seconds since 1970; 0: not known.
     pub saved_at: u64,
-    /// Condition of the checkpoint, such as `sealed` or `durable`, for people.
+    /// Condition of the checkpoint, such as `in memory` or `durable`, for people.
     pub state: String,
     /// Where this machine can read it: slot files, or the checkpoint's directory. Empty for the
     /// memory of another machine.

@@ -131,7 +131,7 @@ pub struct NodeStatus {
     pub attached: bool,
     /// Class of the failure for which it is excluded; null: it is not excluded, or is in use for
     /// lack of other nodes.
-    pub left_out: Option<String>,
+    pub excluded: Option<String>,
     /// Number of its workers' role, because nodes are compared with others of the same role; null:
     /// not known.
     pub role: Option<u32>,
@@ -146,7 +146,7 @@ pub struct RequestStatus {
     pub id: u64,
     /// What is requested, for people.
     pub what: String,
-    /// Its stage: `noted`, `waits` (for approval), `due`, `taken`, `done` or `failed`.
+    /// Its stage: `noted`, `waiting` (for approval), `pending`, `accepted`, `done` or `failed`.
     pub stage: String,
 }
 

@@ -122,7 +122,10 @@ impl Directory {
         let mut now = Directory { at: self.at.try_clone()?, path: self.path.clone() };
         for part in path.components() {
             let Component::Normal(name) = part else {
-                return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{} leads out", path.display())));
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    format!("{} points outside the directory", path.display()),
+                ));
             };
             if make
                 && let Err(e) = fs::mkdirat(&now.at, name, Mode::RWXU)

@@ -1,6 +1,6 @@
 //! Checks of nodes: whether one is due, and the one in progress.
 
-use super::super::found::Found;
+use super::super::check_findings::Found;
 use crate::id::{Incarnation, NodeId};
 use crate::message::Checked;
 use crate::node_check::{Findings, NodeCheck, Outcome, Task};
@@ -172,7 +172,7 @@ pub struct Checks {
     /// When a failure last remained unexplained.
     unexplained: Option<Time>,
     /// Whether the current failure may be a second unexplained one.
-    doubtful: bool,
+    suspicious: bool,
     /// Whether the nodes are checked before the next world forms.
     asked: bool,
 }
@@ -234,20 +234,20 @@ impl Checks {
 
     /// Returns whether the current failure may be a second unexplained one.
     #[must_use]
-    pub fn is_doubtful(&self) -> bool {
-        self.doubtful
+    pub fn is_suspicious(&self) -> bool {
+        self.suspicious
     }
 
-    /// Records whether the current failure is unexplained so far, which it may not remain.
-    pub(crate) fn set_doubt(&mut self, now: Time, unexplained: bool) {
-        self.doubtful = unexplained && self.unexplained.is_some_and(|at| now.since(at) < UNEXPLAINED);
+    /// Records whether the current failure is unexplained so far. It may still be explained.
+    pub(crate) fn set_suspicion(&mut self, now: Time, unexplained: bool) {
+        self.suspicious = unexplained && self.unexplained.is_some_and(|at| now.since(at) < UNEXPLAINED);
     }
 
     /// Records that the first cause is known; `unexplained`: nothing explains it.
-    pub(crate) fn conclude(&mut self, now: Time, unexplained: bool) {
-        let doubtful = std::mem::take(&mut self.doubtful);
+    pub(crate) fn blame_settled(&mut self, now: Time, unexplained: bool) {
+        let suspicious = std::mem::take(&mut self.suspicious);
         if unexplained {
-            self.asked |= doubtful;
+            self.asked |= suspicious;
             self.unexplained = Some(now);
         }
     }

@@ -1,7 +1,7 @@
 //! The failures around the latest incident, recent signs of machines, and which of them explains
 //! the others.
 
-use crate::failure::{HEARING, SIGN_BEFORE, SIGNS_KEPT};
+use crate::failure::{BLAME_WINDOW, SIGN_BEFORE, SIGNS_KEPT};
 use crate::id::{Generation, Incarnation, NodeId};
 use crate::message::{Cause, Failure, Outcome, Sign, World};
 use crate::severity::{Scope, Severity, Table, Verdict};
@@ -10,41 +10,41 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 /// Maximum number of failures kept for one incident.
-const WITNESSES: usize = 16_384;
+const FAILURES_KEPT: usize = 16_384;
 
 /// A failure around an incident.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Witness {
+pub struct NodeFailure {
     /// The node that reported it or was lost.
     pub node: NodeId,
     /// The worker's failure; `None`: the node was lost.
     pub failure: Option<Failure>,
 }
 
-impl Witness {
+impl NodeFailure {
     /// Returns which worker it is about; the node alone if the node was lost.
     fn who(&self) -> (&NodeId, Option<crate::id::Rank>) {
         (&self.node, self.failure.as_ref().map(|f| f.rank))
     }
 }
 
-/// The failures collected for one incident.
+/// The short time after a failure in which others are collected, and the failures so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Inquiry {
+pub struct BlameWindow {
     /// Number of the incident.
     incident: u64,
     /// The generation that failed.
     generation: Generation,
     /// Nodes of that generation, and the lives of their agents.
     members: BTreeMap<NodeId, Incarnation>,
-    /// When the inquiry began.
+    /// When the window opened.
     opened: Time,
-    /// When it ends.
+    /// When it closes.
     until: Time,
     /// Whether it was extended because all failures so far are consequences.
-    drawn_out: bool,
+    extended: bool,
     /// The failures, in the order in which they were reported.
-    witnesses: Vec<Witness>,
+    failures: Vec<NodeFailure>,
 }
 
 /// The first cause of an incident.
@@ -91,14 +91,14 @@ impl Blame {
     }
 }
 
-impl Inquiry {
+impl BlameWindow {
     /// Returns the first cause, from the reported failures and the machines' `signs`; `None` only
     /// if there are no failures.
     #[must_use]
     pub fn first_cause(&self, signs: &[&(Time, NodeId, Sign)]) -> Option<Blame> {
         let near = |at: &Time| at.after(SIGN_BEFORE) >= self.opened;
         let signs: Vec<_> = signs.iter().filter(|(at, node, _)| near(at) && self.members.contains_key(node)).collect();
-        let heard = self.witnesses.iter().map(|w| {
+        let reported = self.failures.iter().map(|w| {
             let own = w.failure.as_ref().map_or_else(|| Table::built_in().named("node-lost"), |f| f.verdict.clone());
             let of_node = signs.iter().filter(|(_, node, _)| *node == w.node).map(|(.., sign)| sign);
             let explains = |s: &&Sign| w.failure.as_ref().is_none_or(|f| explains(s, f));
@@ -108,9 +108,9 @@ impl Inquiry {
                 None => (Explanation::of(&own), w.node.clone(), w.failure.clone(), own),
             }
         });
-        let told = signs.iter().filter(|(.., sign)| sign.verdict.is_of_machine());
-        let told = told.map(|(_, node, sign)| (Explanation::Machine, node.clone(), None, sign.verdict.clone()));
-        let all = heard.chain(told);
+        let by_signs = signs.iter().filter(|(.., sign)| sign.verdict.is_of_machine());
+        let by_signs = by_signs.map(|(_, node, sign)| (Explanation::Machine, node.clone(), None, sign.verdict.clone()));
+        let all = reported.chain(by_signs);
         let first = all.min_by_key(|(explanation, _, _, verdict)| (*explanation, verdict.severity != Severity::Sev1));
         first.map(|(explanation, node, failure, verdict)| Blame { node, failure, verdict, explanation })
     }
@@ -129,13 +129,13 @@ impl Inquiry {
 
     /// Returns the failure that was reported first.
     #[must_use]
-    pub fn opening(&self) -> Option<&Witness> {
-        self.witnesses.first()
+    pub fn opening(&self) -> Option<&NodeFailure> {
+        self.failures.first()
     }
 
     /// Returns the failures of workers so far.
     pub fn failures(&self) -> impl Iterator<Item = &Failure> {
-        self.witnesses.iter().filter_map(|w| w.failure.as_ref())
+        self.failures.iter().filter_map(|w| w.failure.as_ref())
     }
 
     /// Counts the failures beside the first cause, by class.
@@ -143,7 +143,7 @@ impl Inquiry {
     pub fn beside(&self, cause: &Blame) -> BTreeMap<String, u32> {
         let mut others: BTreeMap<String, u32> = BTreeMap::new();
         let first = (&cause.node, cause.failure.as_ref().map(|f| f.rank));
-        for w in self.witnesses.iter().filter(|w| w.who() != first) {
+        for w in self.failures.iter().filter(|w| w.who() != first) {
             let class = w.failure.as_ref().map_or("node-lost", |f| f.verdict.class.as_str());
             *others.entry(class.into()).or_default() += 1;
         }
@@ -159,7 +159,7 @@ impl Inquiry {
             Cause::Hung { .. } | Cause::TrainerVanished { .. } => true,
             Cause::Exited(Outcome::Code(_)) | Cause::NotStarted | Cause::Fenced => false,
         };
-        self.witnesses.iter().any(|w| w.failure.as_ref().is_none_or(killed))
+        self.failures.iter().any(|w| w.failure.as_ref().is_none_or(killed))
     }
 }
 
@@ -176,34 +176,42 @@ fn explains(sign: &Sign, failure: &Failure) -> bool {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Evidence {
     /// The failures collected around the latest incident, for a moment.
-    inquiry: Option<Inquiry>,
+    window: Option<BlameWindow>,
     /// Recent signs of machines.
     signs: VecDeque<(Time, NodeId, Sign)>,
 }
 
 impl Evidence {
     /// Starts collecting failures of a generation, with the first one.
-    pub(crate) fn inquire(&mut self, now: Time, incident: u64, generation: Generation, world: &World, first: Witness) {
-        self.inquiry = Some(Inquiry {
+    pub(crate) fn open_blame(
+        &mut self,
+        now: Time,
+        incident: u64,
+        generation: Generation,
+        world: &World,
+        first: NodeFailure,
+    ) {
+        self.window = Some(BlameWindow {
             incident,
             generation,
             members: world.slots.iter().map(|s| (s.node.clone(), s.incarnation)).collect(),
             opened: now,
-            until: now.after(HEARING),
-            drawn_out: false,
-            witnesses: vec![first],
+            until: now.after(BLAME_WINDOW),
+            extended: false,
+            failures: vec![first],
         });
     }
 
-    /// Records another failure of the generation under inquiry. Returns whether all failures before
-    /// it only follow from another one; `None` if it is of another generation or known.
-    pub(crate) fn testify(&mut self, generation: Generation, witness: Witness) -> Option<bool> {
-        let inquiry = self.inquiry.as_mut().filter(|i| i.generation == generation)?;
-        if inquiry.witnesses.len() >= WITNESSES || inquiry.witnesses.iter().any(|w| w.who() == witness.who()) {
+    /// Records another failure of the generation whose blame window is open. Returns whether all
+    /// failures before it only follow from another one; `None` if it is of another generation or
+    /// known.
+    pub(crate) fn add_failure(&mut self, generation: Generation, failure: NodeFailure) -> Option<bool> {
+        let window = self.window.as_mut().filter(|i| i.generation == generation)?;
+        if window.failures.len() >= FAILURES_KEPT || window.failures.iter().any(|w| w.who() == failure.who()) {
             return None;
         }
-        let echoes = inquiry.witnesses.iter().all(|w| w.failure.as_ref().is_some_and(|f| f.verdict.follows));
-        inquiry.witnesses.push(witness);
+        let echoes = window.failures.iter().all(|w| w.failure.as_ref().is_some_and(|f| f.verdict.follows));
+        window.failures.push(failure);
         Some(echoes)
     }
 
@@ -220,38 +228,38 @@ impl Evidence {
         self.signs.retain(|(_, of, _)| of != node);
     }
 
-    /// Returns the inquiry, if one is open.
+    /// Returns the blame window, if one is open.
     #[must_use]
-    pub fn inquiry(&self) -> Option<&Inquiry> {
-        self.inquiry.as_ref()
+    pub fn window(&self) -> Option<&BlameWindow> {
+        self.window.as_ref()
     }
 
-    /// Returns when the inquiry ends.
+    /// Returns when the blame window closes.
     #[must_use]
     pub fn until(&self) -> Option<Time> {
-        self.inquiry.as_ref().map(|i| i.until)
+        self.window.as_ref().map(|i| i.until)
     }
 
     /// Returns the first cause as far as is known now.
     #[must_use]
     pub fn blame(&self) -> Option<Blame> {
-        self.inquiry.as_ref()?.first_cause(&self.signs.iter().collect::<Vec<_>>())
+        self.window.as_ref()?.first_cause(&self.signs.iter().collect::<Vec<_>>())
     }
 
-    /// Extends the inquiry once to `wait` after its beginning. Returns false if it was extended
+    /// Extends the blame window once, to `wait` after it opened. Returns false if it was extended
     /// before, or that time is over.
-    pub(crate) fn draw_out(&mut self, now: Time, wait: Duration) -> bool {
-        let Some(inquiry) = self.inquiry.as_mut().filter(|i| !i.drawn_out) else { return false };
-        inquiry.drawn_out = true;
-        let longer = inquiry.opened.after(wait);
+    pub(crate) fn extend_window(&mut self, now: Time, wait: Duration) -> bool {
+        let Some(window) = self.window.as_mut().filter(|i| !i.extended) else { return false };
+        window.extended = true;
+        let longer = window.opened.after(wait);
         if longer > now {
-            inquiry.until = longer;
+            window.until = longer;
         }
         longer > now
     }
 
-    /// Ends the inquiry.
-    pub(crate) fn close(&mut self) -> Option<Inquiry> {
-        self.inquiry.take()
+    /// Closes the blame window and returns it.
+    pub(crate) fn close(&mut self) -> Option<BlameWindow> {
+        self.window.take()
     }
 }

@@ -12,7 +12,7 @@ pub enum NodeState {
     /// It is kept ready.
     Spare,
     /// It is excluded.
-    LeftOut,
+    Excluded,
     /// It is not attached.
     Lost,
 }
@@ -25,7 +25,7 @@ impl NodeState {
             NodeState::Active => "active",
             NodeState::Waiting => "waiting",
             NodeState::Spare => "spare",
-            NodeState::LeftOut => "left-out",
+            NodeState::Excluded => "excluded",
             NodeState::Lost => "lost",
         }
     }
@@ -41,7 +41,7 @@ impl Job {
             None => NodeState::Lost,
             // One that is used for lack of others is not excluded.
             Some(_) if member && self.phase.is_training() => NodeState::Active,
-            Some(_) if self.record.exclusion(id, node.hello.incarnation).is_some() => NodeState::LeftOut,
+            Some(_) if self.record.machines.exclusion(id, node.hello.incarnation).is_some() => NodeState::Excluded,
             // A job without a world has no spares yet.
             Some(_) if member || world.slots.is_empty() => NodeState::Waiting,
             Some(_) => NodeState::Spare,

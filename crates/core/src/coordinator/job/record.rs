@@ -1,17 +1,16 @@
 //! What the store keeps about a job. Everything else is rebuilt from what agents report when they
 //! come back.
 
-use super::super::request::{Remedy, Request, Stage as RequestStage};
+use super::machines::Machines;
+use super::recent::remember;
 use crate::id::{Generation, Incarnation, NodeId, Rank, Step};
 use crate::message::{Extent, Hello, World};
-use crate::spec::{JobSpec, Policy, RestartBudget};
+use crate::spec::{JobSpec, RestartBudget};
 use crate::time::Time;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 const DAY: Duration = Duration::from_hours(24);
-/// A machine blamed for two failures within this time is excluded if another one can replace it.
-const AGAIN: Duration = Duration::from_mins(30);
 
 /// The value of a job's key in the store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,8 +28,8 @@ pub struct JobRecord {
     /// Where the job stands.
     pub stage: Stage,
     /// Restarts used by this run of the job.
-    pub restarts: u32,
-    /// Times of the latest restarts (at most [`RECENT`]), for the daily budget.
+    restarts: u32,
+    /// Times of the latest restarts (at most [`RECENT`](super::recent::RECENT)), for the daily budget.
     recent: Vec<Time>,
     /// Restarts of the last day that the network caused: not in the daily budget.
     #[serde(default)]
@@ -40,8 +39,8 @@ pub struct JobRecord {
     /// Whether the script uses checkpoints: the memory of the job is worth keeping together.
     #[serde(default)]
     pub checkpointed: bool,
-    /// The steps that the latest generations (at most [`RECENT`]) restored: a later step captured
-    /// by an earlier generation belongs to a past that did not happen.
+    /// The steps that the latest generations restored (at most [`RECENT`](super::recent::RECENT)): a
+    /// later step captured by an earlier generation belongs to a past that did not happen.
     #[serde(default)]
     pub restored: Vec<(Generation, Step)>,
     /// The decision not to restart after the latest incident, until its first cause is known and the
@@ -56,28 +55,19 @@ pub struct JobRecord {
     pub incidents: u64,
     /// The error of the latest failed worker, with its step, to recognize it if it comes again.
     #[serde(default)]
-    pub last_error: Option<(String, Step)>,
+    last_error: Option<(String, Step)>,
     /// Newest published durable checkpoint.
     pub durable: Option<Step>,
-    /// Nodes that the job excludes.
-    #[serde(default)]
-    pub excluded: Vec<Exclusion>,
-    /// Nodes blamed for failures (at most [`RECENT`]), and when.
-    #[serde(default)]
-    blamed: Vec<(NodeId, Incarnation, Time)>,
+    /// What the job knows about machines, and its requests about them.
+    #[serde(flatten)]
+    pub machines: Machines,
     /// Largest number of nodes in a world of this run.
     #[serde(default)]
     pub largest: u32,
-    /// Requests about machines (at most [`RECENT`]).
-    #[serde(default)]
-    pub requests: Vec<Request>,
     /// Whether the nodes of this run were checked.
     #[serde(default)]
     pub checked: bool,
 }
-
-/// Maximum number of entries in each history of a record.
-pub const RECENT: usize = 64;
 
 /// Where a job stands, as far as the store needs to know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -115,35 +105,6 @@ pub struct GivingUp {
     pub counted: bool,
 }
 
-/// A node that the job excludes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Exclusion {
-    /// The node.
-    pub node: NodeId,
-    /// This life of its agent. A later life means that the machine has been looked after.
-    pub incarnation: Incarnation,
-    /// The class of its failure.
-    pub class: String,
-    /// The incident that led to it.
-    pub incident: u64,
-    /// Whether it is excluded only if another node can replace it.
-    pub if_replaced: bool,
-    /// It was used anyway, for lack of others, and failed again: the job now waits for another
-    /// node.
-    #[serde(default)]
-    pub barred: bool,
-    /// Whether a cordon was requested, as far as the policy allows.
-    #[serde(default)]
-    pub told_of: bool,
-}
-
-/// Adds to a history, and forgets its oldest entries.
-fn remember<T>(history: &mut Vec<T>, entry: T) {
-    history.push(entry);
-    let surplus = history.len().saturating_sub(RECENT);
-    history.drain(..surplus);
-}
-
 impl JobRecord {
     /// Returns the record of a new job, which this agent begins.
     #[must_use]
@@ -165,10 +126,8 @@ impl JobRecord {
             incidents: 0,
             last_error: None,
             durable: None,
-            excluded: Vec::new(),
-            blamed: Vec::new(),
+            machines: Machines::default(),
             largest: 0,
-            requests: Vec::new(),
             checked: false,
         }
     }
@@ -190,6 +149,12 @@ impl JobRecord {
     #[must_use]
     pub fn restarts_are_counted(&self) -> bool {
         matches!(self.spec.restarts, RestartBudget::Exactly(_))
+    }
+
+    /// Returns the number of restarts used by this run of the job.
+    #[must_use]
+    pub fn restarts(&self) -> u32 {
+        self.restarts
     }
 
     /// Returns the number of restarts in the last 24 hours that are in the daily budget.
@@ -226,6 +191,20 @@ impl JobRecord {
         }
     }
 
+    /// Gives all restarts back.
+    #[cfg(feature = "planted")]
+    pub(crate) fn reset_restarts(&mut self) {
+        self.restarts = 0;
+    }
+
+    /// Remembers the error of the latest failed worker. Returns whether the one before had the same,
+    /// after the same step.
+    pub(crate) fn has_error_again(&mut self, error: Option<(String, Step)>) -> bool {
+        let again = error.is_some() && error == self.last_error;
+        self.last_error = error;
+        again
+    }
+
     /// Counts a restart.
     pub(crate) fn count_restart(&mut self, now: Time) {
         self.restarts += 1;
@@ -255,76 +234,14 @@ impl JobRecord {
         remember(&mut self.restored, (generation, step));
     }
 
-    /// Remembers that a machine was blamed. Returns whether it was before, in the same life and
-    /// within half an hour.
-    pub(crate) fn add_blame(&mut self, now: Time, node: &NodeId, life: Incarnation) -> bool {
-        let same = |(id, of, at): &(NodeId, Incarnation, Time)| id == node && *of == life && now.since(*at) < AGAIN;
-        let before = self.blamed.iter().any(same);
-        remember(&mut self.blamed, (node.clone(), life, now));
-        before
-    }
-
-    /// Makes a request, with the stage that the policy gives it.
-    pub(crate) fn add_request(&mut self, now: Time, remedy: Remedy) -> Request {
-        let id = self.requests.last().map_or(0, |r| r.id) + 1;
-        let stage = match self.spec.policy {
-            Policy::Observe => RequestStage::Noted,
-            Policy::Advise => RequestStage::Asked,
-            Policy::Act => RequestStage::Due { tries: 0, at: now },
-        };
-        let request = Request { id, remedy, stage, at: now };
-        remember(&mut self.requests, request.clone());
-        request
-    }
-
-    /// Returns the times at which pending requests are made again.
-    pub(crate) fn requests_due(&self) -> impl Iterator<Item = Time> {
-        self.requests.iter().filter_map(|r| match r.stage {
-            RequestStage::Due { at, .. } => Some(at),
-            _ => None,
-        })
-    }
-
-    /// Returns the request with this number.
-    pub(crate) fn request_mut(&mut self, id: u64) -> Option<&mut Request> {
-        self.requests.iter_mut().find(|r| r.id == id)
-    }
-
-    /// Returns whether this life of a node goes to another job, or has gone.
-    #[must_use]
-    pub fn is_given_away(&self, node: &NodeId, life: Incarnation) -> bool {
-        self.requests.iter().any(|r| r.takes(node, life))
-    }
-
-    /// Returns why the job excludes this life of a node, if it does.
-    #[must_use]
-    pub fn exclusion(&self, node: &NodeId, life: Incarnation) -> Option<&Exclusion> {
-        self.excluded.iter().find(|e| e.node == *node && e.incarnation == life)
-    }
-
-    /// The same, to change it.
-    pub(crate) fn exclusion_mut(&mut self, node: &NodeId, life: Incarnation) -> Option<&mut Exclusion> {
-        self.excluded.iter_mut().find(|e| e.node == *node && e.incarnation == life)
-    }
-
-    /// Returns whether the job excludes this life of a node, even if no other node can replace it.
-    #[must_use]
-    pub fn is_excluded(&self, node: &NodeId, life: Incarnation) -> bool {
-        self.exclusion(node, life).is_some_and(|e| !e.if_replaced)
-    }
-
-    /// Returns whether this life of a node is never used.
-    #[must_use]
-    pub fn is_barred(&self, node: &NodeId, life: Incarnation) -> bool {
-        self.exclusion(node, life).is_some_and(|e| e.barred)
-    }
-
     /// Returns the given nodes without the excluded ones, as far as there are enough others.
     pub(crate) fn fit<'h>(&self, able: Vec<&'h Hello>) -> Vec<&'h Hello> {
         let spec = &self.spec;
         let usable = |n: usize| n.min(spec.nodes_max as usize) / spec.node_unit as usize * spec.node_unit as usize;
         let without = |only_firm: bool| -> Vec<&'h Hello> {
-            let out = |h: &Hello| self.exclusion(&h.node, h.incarnation).is_some_and(|e| !(only_firm && e.if_replaced));
+            let out = |h: &Hello| {
+                self.machines.exclusion(&h.node, h.incarnation).is_some_and(|e| !(only_firm && e.if_replaced))
+            };
             able.iter().copied().filter(|h| !out(h)).collect()
         };
         let well = without(false);
@@ -336,6 +253,6 @@ impl JobRecord {
             return well;
         }
         // Use excluded nodes once more, for lack of others: their problems may have passed.
-        able.into_iter().filter(|h| !self.is_barred(&h.node, h.incarnation)).collect()
+        able.into_iter().filter(|h| !self.machines.is_barred(&h.node, h.incarnation)).collect()
     }
 }

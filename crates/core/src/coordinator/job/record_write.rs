@@ -25,9 +25,9 @@ pub struct RecordWrite {
     failing_since: Option<Time>,
     /// Whether what depends on the write was sent without it, because it failed for too long.
     waived: bool,
-    /// Whether the write in flight carries a promise that must be made again if it fails.
+    /// Whether orders wait for the write in flight; if it fails, they wait for the next one.
     announces: bool,
-    /// Whether the next write carries a promise.
+    /// Whether orders will wait for the next write.
     announce_next: bool,
 }
 
@@ -62,16 +62,16 @@ impl RecordWrite {
         self.retry
     }
 
-    /// Records that the record has changed; `announce` means that a promise depends on it.
+    /// Records that the record has changed; `announce` means that orders depend on it.
     pub(crate) fn changed(&mut self, announce: bool) {
         self.dirty = true;
         self.announce_next |= announce;
     }
 
-    /// Returns what a promise that depends on the current record must wait for: `Some(None)` for
+    /// Returns what an order that depends on the current record must wait for: `Some(None)` for
     /// nothing, `Some(Some(id))` for the write in flight, `None` if that write has not left yet.
     #[must_use]
-    pub fn promise(&self) -> Option<Option<PersistId>> {
+    pub fn awaited_write(&self) -> Option<Option<PersistId>> {
         match self.in_flight {
             _ if self.announce_next => None,
             Some(id) if self.announces => Some(Some(id)),
@@ -85,7 +85,7 @@ impl RecordWrite {
         self.is_pending() && self.in_flight.is_none() && self.retry.is_none_or(|at| now >= at)
     }
 
-    /// Records that a write leaves. Returns whether it carries a promise.
+    /// Records that a write leaves. Returns whether orders wait for it.
     pub(crate) fn start(&mut self, id: PersistId) -> bool {
         let announces = self.announce_next || self.announces;
         *self = RecordWrite {
@@ -148,21 +148,21 @@ mod tests {
     const SHORTEST: Duration = Duration::from_millis(100);
 
     #[test]
-    fn a_promise_waits_for_the_write_that_carries_it() {
+    fn an_order_waits_for_the_write_that_it_depends_on() {
         let mut write = RecordWrite::of(Some(1));
-        assert_eq!(write.promise(), Some(None), "the store has everything");
+        assert_eq!(write.awaited_write(), Some(None), "the store has everything");
         write.changed(true);
-        assert_eq!(write.promise(), None, "the write has not left yet");
+        assert_eq!(write.awaited_write(), None, "the write has not left yet");
         assert!(write.start(PersistId(1)));
-        assert_eq!(write.promise(), Some(Some(PersistId(1))));
+        assert_eq!(write.awaited_write(), Some(Some(PersistId(1))));
         assert!(write.finish(PersistId(1)));
         write.failed(Time(0), SHORTEST);
-        assert_eq!(write.promise(), None, "it must be written again");
-        assert!(write.start(PersistId(2)), "with the promise");
+        assert_eq!(write.awaited_write(), None, "it must be written again");
+        assert!(write.start(PersistId(2)), "and the orders wait for it");
         assert!(!write.finish(PersistId(1)), "an answer to an earlier write is void");
         assert!(write.finish(PersistId(2)));
         write.succeeded(2);
-        assert_eq!((write.promise(), write.version()), (Some(None), Some(2)));
+        assert_eq!((write.awaited_write(), write.version()), (Some(None), Some(2)));
     }
 
     #[test]

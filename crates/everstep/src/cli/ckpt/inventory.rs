@@ -3,12 +3,12 @@
 
 use crate::cli::{Failure, runtime, status};
 use crate::coordinator::EndpointFile;
-use crate::places;
+use crate::paths;
 use everstep_checkpoint::arena::job_hash;
 use everstep_checkpoint::objects::is_url;
 use everstep_checkpoint::persist;
-use everstep_checkpoint::replicate::holder::rows;
 use everstep_checkpoint::replicate::protocol::{Answer, Ask, Peer, SlotRow, Stream};
+use everstep_checkpoint::replicate::replica_holder::rows;
 use everstep_core::message::Purpose;
 use everstep_wire::output::{CheckpointRow, ForeignEntry};
 use everstep_wire::raw::Raw;
@@ -38,11 +38,11 @@ impl Inventory {
         match target {
             Some(path) if Path::new(path).is_dir() || is_url(Path::new(path)) => found.directory(Path::new(path))?,
             Some(job) => {
-                let known = places::job(job).is_dir() || places::memory().join(job).is_dir();
+                let known = paths::job(job).is_dir() || paths::memory().join(job).is_dir();
                 if !known && let Some(what) = super::instead_of_directory(Path::new(job)) {
                     return Err(Failure::usage(format!("{job} {what}; give the directory that holds step-N")));
                 }
-                if places::check_name("the job", job).is_err() || !known {
+                if paths::check_name("the job", job).is_err() || !known {
                     return Err(Failure::usage(format!("{job} is neither a directory nor a job that ran here")));
                 }
                 found.job(job)?;
@@ -65,9 +65,9 @@ impl Inventory {
     fn job(&mut self, job: &str) -> Result<(), Failure> {
         let running = runtime()?.block_on(status::jobs(Some(job)));
         let mut here: Vec<String> = Vec::new();
-        for node in std::fs::read_dir(places::memory().join(job)).into_iter().flatten().flatten() {
+        for node in std::fs::read_dir(paths::memory().join(job)).into_iter().flatten().flatten() {
             let node = node.file_name().to_string_lossy().into_owned();
-            let directories = vec![places::node_memory(job, &node), places::node_spill(job, &node)];
+            let directories = vec![paths::node_memory(job, &node), paths::node_spill(job, &node)];
             self.slots(job, &node, rows(&directories, None), true);
             here.push(node);
         }
@@ -79,7 +79,7 @@ impl Inventory {
                 self.slots(job, &node.node.0, slots, false);
             }
         }
-        match places::checkpoints(job) {
+        match paths::checkpoints(job) {
             // If the object store is unreachable, the checkpoints in memory are still listed.
             Some(url) if is_url(&url) => {
                 if let Err(e) = self.directory(&url) {
@@ -152,7 +152,7 @@ impl Inventory {
             let world = group.iter().map(|s| s.label.world_size).max().unwrap_or(0);
             let ranks: Vec<u64> = group.iter().map(|s| s.label.rank).collect();
             let copies = group.iter().map(|s| s.replicas).min().unwrap_or(0);
-            let mut state = "sealed".to_owned();
+            let mut state = "in memory".to_owned();
             if copies > 0 && tier == "local" {
                 state = format!("replicated ×{copies}");
             }
@@ -182,7 +182,7 @@ impl Inventory {
 /// Returns the names of the jobs with anything on this machine.
 fn names() -> Vec<String> {
     let below = |p: PathBuf| std::fs::read_dir(p).into_iter().flatten().flatten().filter(|e| e.path().is_dir());
-    let all = below(places::state().join("jobs")).chain(below(places::memory()));
+    let all = below(paths::state().join("jobs")).chain(below(paths::memory()));
     let mut names: Vec<String> = all.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
     names.sort();
     names.dedup();

@@ -16,7 +16,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct CkptOptions {
     #[command(subcommand)]
     command: Command,
 }
@@ -76,7 +76,7 @@ enum Command {
 }
 
 /// Runs the command.
-pub fn run(o: &Options) -> Result<i32, Failure> {
+pub fn run(o: &CkptOptions) -> Result<i32, Failure> {
     match &o.command {
         Command::Ls { target, json } => list(target.as_deref(), *json),
         Command::Show { target, step, tensors } => check::show(&Inventory::of(Some(target))?, *step, *tensors),
@@ -111,7 +111,7 @@ fn list(target: Option<&str>, as_json: bool) -> Result<i32, Failure> {
         return Ok(0);
     }
     for foreign in &found.foreign {
-        eprintln!("not everstep's: {}: {}", foreign.path.0.display(), foreign.why);
+        eprintln!("not written by everstep: {}: {}", foreign.path.0.display(), foreign.why);
     }
     if found.rows.is_empty() {
         eprintln!("no checkpoints{}", target.map_or(String::new(), |t| format!(" of {t}")));
@@ -145,11 +145,14 @@ fn prune(directory: &Path, policy: Policy, dry_run: bool) -> Result<i32, Failure
     let trouble = |e: std::io::Error| Failure::config(format!("cannot prune {}: {e}", directory.display()));
     if !directory.is_dir() && !is_url(directory) {
         let what = instead_of_directory(directory).unwrap_or_else(|| "is not a directory".into());
-        return Err(Failure::config(format!("{} {what}; give the one that holds step-N", directory.display())));
+        return Err(Failure::config(format!(
+            "{} {what}; give the directory that contains step-N",
+            directory.display()
+        )));
     }
     let done = persist::prune_outside(directory, policy, dry_run).map_err(trouble)?;
     if done.gone.is_empty() && done.leftovers.is_empty() {
-        eprintln!("nothing is beyond what is to be kept (the newest two of the running branch always stay)");
+        eprintln!("nothing to remove (the newest two checkpoints of the current branch are always kept)");
     }
     for (step, name) in &done.gone {
         // If the name is derived from the step, the step is enough.

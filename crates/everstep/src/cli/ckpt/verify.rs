@@ -6,7 +6,7 @@ use super::inventory::{Inventory, UNREADABLE};
 use crate::failure::Failure;
 use crate::interpreter::{module, python};
 use everstep_checkpoint::arena::Slot;
-use everstep_checkpoint::erasure::parity;
+use everstep_checkpoint::erasure::parity_shard;
 use everstep_wire::output::CheckpointRow;
 use serde_json::{Value, json};
 use std::io::Write;
@@ -66,7 +66,7 @@ pub fn verify(inventory: &Inventory, step: Option<u64>) -> Result<i32, Failure> 
     }
     all.retain(|c| c.wrong.as_deref() != Some(OVERWRITTEN));
     if all.is_empty() {
-        return Err(Failure::usage("there is nothing to verify here; everstep ckpt ls shows what there is"));
+        return Err(Failure::usage("nothing to verify; run everstep ckpt ls to list the available checkpoints"));
     }
     let (mut bad, mut unchecked) = (0, 0);
     for Checked { row, name, wrong, unchecked: not_checked } in &all {
@@ -97,7 +97,7 @@ fn bytes(row: &CheckpointRow) -> Vec<(String, Option<String>)> {
     if row.tier == "parity" {
         let verified = |path: &Path| {
             let slot = Slot::open(path).map_err(|e| e.to_string())?;
-            parity::verify(&slot).map_err(|e| e.to_string())
+            parity_shard::verify(&slot).map_err(|e| e.to_string())
         };
         return row.paths.iter().map(|p| (p.0.display().to_string(), verified(p.as_ref()).err())).collect();
     }
@@ -145,7 +145,8 @@ fn values(asked: &[Asked]) -> Result<Vec<Vec<Answer>>, Failure> {
     let failed = |why: &str| {
         let python = python.display();
         Failure::config(format!(
-            "checksums were compared, but values cannot be decoded: everstep.verify {why} in {python}; set PYTHON_EXEC"
+            "checksums were verified, but values cannot be decoded with {python}: {why}; set PYTHON_EXEC to the \
+             Python in which everstep is installed"
         ))
     };
     let mut command = Command::new(&python);
@@ -159,7 +160,7 @@ fn values(asked: &[Asked]) -> Result<Vec<Vec<Answer>>, Failure> {
     let answers: Vec<Vec<Answer>> =
         done.stdout.split(|b| *b == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect();
     if !done.status.success() || answers.len() != asked.len() {
-        return Err(failed(&format!("failed ({})", done.status)));
+        return Err(failed(&format!("everstep.verify failed ({})", done.status)));
     }
     Ok(answers)
 }

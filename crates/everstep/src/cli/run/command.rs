@@ -1,6 +1,6 @@
 //! The workers' program: the interpreter, its options, and the user's own arguments.
 
-use super::{Failure, Options};
+use super::{Failure, RunOptions};
 use crate::agent::launch::Entry;
 use crate::interpreter::python;
 use std::ffi::OsString;
@@ -24,7 +24,7 @@ pub struct Program {
 ///
 /// # Errors
 /// Fails if the script does not exist, or if options contradict each other.
-pub fn program(o: &Options) -> Result<Program, Failure> {
+pub fn program(o: &RunOptions) -> Result<Program, Failure> {
     let script = o.script.first().ok_or_else(|| Failure::usage("no script to run"))?;
     if o.module && o.no_python {
         return Err(Failure::usage("-m and --no-python cannot be used together; drop one of them"));
@@ -59,39 +59,4 @@ pub fn provisioner(path: &Path) -> Result<PathBuf, Failure> {
         return Err(Failure::usage(why));
     }
     Ok(whole)
-}
-
-/// Returns the number of workers that `--nproc-per-node` asks for.
-///
-/// # Errors
-/// Fails if the text is neither a number nor a known word, or names a device that this machine
-/// lacks.
-pub fn workers(text: &str) -> Result<u32, Failure> {
-    let cpus = || rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count());
-    let gpus = || {
-        let named = |e: std::fs::DirEntry| e.file_name().to_str()?.strip_prefix("nvidia")?.parse::<u32>().ok();
-        let count = std::fs::read_dir("/dev").into_iter().flatten().flatten().filter_map(named).count();
-        match std::env::var("CUDA_VISIBLE_DEVICES") {
-            Ok(list) if count > 0 => list.split(',').filter(|d| !d.trim().is_empty()).count().min(count),
-            _ => count,
-        }
-    };
-    let gpus = || u32::try_from(gpus()).unwrap_or(0);
-    match text {
-        "cpu" => Ok(cpus()),
-        "gpu" | "auto" => match (gpus(), text) {
-            (0, "gpu") => {
-                Err(Failure::usage("--nproc-per-node gpu, but this machine has no GPU; give a number or cpu"))
-            }
-            (0, _) => Ok(cpus()),
-            (n, _) => Ok(n),
-        },
-        "xpu" => Err(Failure::usage("--nproc-per-node xpu, but this machine has no XPU; give a number or cpu")),
-        number => match number.parse() {
-            Ok(n) if (1..=4096).contains(&n) => Ok(n),
-            _ => Err(Failure::usage(format!(
-                "--nproc-per-node {number:?} is not a number of workers; give 1 or more, cpu, gpu or auto"
-            ))),
-        },
-    }
 }

@@ -1,9 +1,9 @@
 //! Where the nodes of a job meet, in torchrun's two styles: `static` (address and port of the
 //! process-group store, with given node ranks) and rendezvous (an endpoint of the coordinator).
 
-use super::{Failure, Options};
+use super::{Failure, RunOptions};
 use crate::listening::{Place, REMEDY, is_loopback};
-use crate::places;
+use crate::paths;
 use everstep_core::exit_code::ExitCode;
 use std::net::ToSocketAddrs;
 use std::path::PathBuf;
@@ -59,7 +59,7 @@ fn split(option: &str, endpoint: &str, default: u16) -> Result<(String, u16), Fa
 }
 
 /// Refuses unknown hosts, and hosts beyond loopback without `--insecure` and a token.
-fn check_reachable(o: &Options, option: &str, host: &str, port: u16) -> Result<(), Failure> {
+fn check_reachable(o: &RunOptions, option: &str, host: &str, port: u16) -> Result<(), Failure> {
     if !(host, port).to_socket_addrs().is_ok_and(|mut a| a.next().is_some()) {
         return Err(Failure::new(
             ExitCode::Unavailable,
@@ -79,7 +79,7 @@ fn check_reachable(o: &Options, option: &str, host: &str, port: u16) -> Result<(
     Ok(())
 }
 
-fn own_host(o: &Options, host: &str, port: u16) -> Result<String, Failure> {
+fn own_host(o: &RunOptions, host: &str, port: u16) -> Result<String, Failure> {
     let found = || if is_loopback(host) { Some("127.0.0.1".into()) } else { own_address(host, port) };
     o.local_addr.clone().or_else(found).ok_or_else(|| {
         Failure::config(format!("cannot determine this node's address: no route to {host}; set --local-addr to the address at which other nodes reach this node"))
@@ -87,7 +87,7 @@ fn own_host(o: &Options, host: &str, port: u16) -> Result<String, Failure> {
 }
 
 /// Returns where a node listens that others reach at `host`.
-fn place(o: &Options, host: &str) -> Result<Place, Failure> {
+fn place(o: &RunOptions, host: &str) -> Result<Place, Failure> {
     if o.insecure && !is_loopback(host) && o.token_file.is_none() {
         return Err(Failure::config("--insecure needs --token-file, the same token in a 0600 file on all nodes"));
     }
@@ -95,7 +95,7 @@ fn place(o: &Options, host: &str) -> Result<Place, Failure> {
 }
 
 fn checked_job(name: String) -> Result<String, Failure> {
-    places::check_name("job name", &name).map_err(Failure::usage)?;
+    paths::check_name("job name", &name).map_err(Failure::usage)?;
     Ok(name)
 }
 
@@ -103,7 +103,7 @@ fn checked_job(name: String) -> Result<String, Failure> {
 ///
 /// # Errors
 /// Fails if options contradict each other, or if the place cannot be used.
-pub fn meet(o: &Options, nodes_max: u32) -> Result<Meet, Failure> {
+pub fn meet(o: &RunOptions, nodes_max: u32) -> Result<Meet, Failure> {
     match o.rdzv_backend.as_deref() {
         None | Some("static" | "c10d" | "everstep") => {}
         Some("etcd" | "etcd-v2") => {
@@ -145,7 +145,7 @@ pub fn meet(o: &Options, nodes_max: u32) -> Result<Meet, Failure> {
     let (host, port) = split("--rdzv-endpoint", &o.rdzv_endpoint, RENDEZVOUS_PORT)?;
     check_reachable(o, "--rdzv-endpoint", &host, port)?;
     let store = o.store.clone().unwrap_or_else(|| {
-        places::state().join("coordinators").join(format!("{}_{port}", host.replace([':', '/'], "_")))
+        paths::state().join("coordinators").join(format!("{}_{port}", host.replace([':', '/'], "_")))
     });
     let is_host = match o.conf()?.iter().find(|(k, _)| *k == "is_host") {
         Some((_, value)) => matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "t" | "yes" | "y"),
@@ -166,11 +166,11 @@ pub fn meet(o: &Options, nodes_max: u32) -> Result<Meet, Failure> {
 }
 
 /// Returns the meeting place of a single node.
-fn alone(o: &Options, master: Option<(String, u16)>) -> Result<Meet, Failure> {
+fn alone(o: &RunOptions, master: Option<(String, u16)>) -> Result<Meet, Failure> {
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos());
     let job = o.job_name().unwrap_or_else(|| format!("job-{}-{}", std::process::id(), nanos % 1_000_000));
     let job = checked_job(job)?;
-    let store = o.store.clone().unwrap_or_else(|| places::job(&job).join("store"));
+    let store = o.store.clone().unwrap_or_else(|| paths::job(&job).join("store"));
     let (host, master_port) = master.map_or((None, None), |(h, p)| (Some(h), Some(p)));
     let mut host = host.or_else(|| o.local_addr.clone()).unwrap_or_else(|| LOOPBACK.into());
     if !is_loopback(&host) && !o.insecure {
@@ -196,7 +196,7 @@ fn alone(o: &Options, master: Option<(String, u16)>) -> Result<Meet, Failure> {
 
 /// Handles `--master-addr` and `--master-port`: node 0 serves the process-group store there and
 /// forwards other nodes to the coordinator.
-fn fixed(o: &Options, nodes_max: u32) -> Result<Meet, Failure> {
+fn fixed(o: &RunOptions, nodes_max: u32) -> Result<Meet, Failure> {
     let (host, port) = if o.rdzv_endpoint.is_empty() {
         (o.master_addr.clone().unwrap_or_else(|| "127.0.0.1".into()), o.master_port.unwrap_or(MASTER_PORT))
     } else {
@@ -219,7 +219,7 @@ fn fixed(o: &Options, nodes_max: u32) -> Result<Meet, Failure> {
         )));
     }
     let first = rank == "0";
-    let store = o.store.clone().unwrap_or_else(|| places::state().join("coordinators").join(format!("static_{port}")));
+    let store = o.store.clone().unwrap_or_else(|| paths::state().join("coordinators").join(format!("static_{port}")));
     let own = if first { host.clone() } else { own_host(o, &host, port)? };
     Ok(Meet {
         endpoint: if first { "127.0.0.1:0".into() } else { format!("{host}:{port}") },

@@ -7,7 +7,7 @@ mod options;
 mod outstanding;
 mod spelling;
 
-pub use options::{Options, duration};
+pub use options::{RunOptions, duration};
 pub use spelling::uniform;
 
 use super::{Failure, classify, plan, runtime};
@@ -16,7 +16,7 @@ use crate::agent::connection::Target;
 use crate::agent::file_timer;
 use crate::agent::launch::{Template, Torchrun};
 use crate::agent::streams::{Console, Std, Streams};
-use crate::places;
+use crate::paths;
 use everstep_core::agent::Config;
 use everstep_core::exit_code::ExitCode;
 use everstep_core::id::{Generation, Incarnation, JobId, NodeId};
@@ -33,12 +33,12 @@ const JOIN_TIMEOUT: Duration = Duration::from_mins(10);
 const NAMELESS_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// `everstep check`: takes part in a check of the nodes and starts no workers.
-pub fn check(o: &Options) -> Result<i32, Failure> {
-    start(&Options { only_check: true, ..o.clone() })
+pub fn check(o: &RunOptions) -> Result<i32, Failure> {
+    start(&RunOptions { only_check: true, ..o.clone() })
 }
 
 /// Runs an agent and returns the job's exit code.
-pub fn run(o: &Options) -> Result<i32, Failure> {
+pub fn run(o: &RunOptions) -> Result<i32, Failure> {
     if let Some(shell) = &o.print_completion {
         return super::completion::print(shell);
     }
@@ -54,7 +54,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
 
 /// Returns what the nodes of a job must agree on. The job's name is set later, with the meeting
 /// place.
-fn spec(o: &Options) -> Result<JobSpec, Failure> {
+fn spec(o: &RunOptions) -> Result<JobSpec, Failure> {
     let (nodes_min, nodes_max) = o.nodes()?;
     let restarts = o.max_restarts.map_or(RestartBudget::PerDayAfterFirstStep(RESTARTS_PER_DAY), RestartBudget::Exactly);
     let spec = JobSpec {
@@ -79,7 +79,7 @@ fn now() -> u64 {
 
 /// Returns how to reach the coordinator. If this node may start it, the store's directory is
 /// created.
-fn target(o: &Options, meet: &meet::Meet, spec: &JobSpec) -> Result<Target, Failure> {
+fn target(o: &RunOptions, meet: &meet::Meet, spec: &JobSpec) -> Result<Target, Failure> {
     let store = &meet.store;
     // Problems with these files are reported here and now, not in a coordinator's log.
     let notify = o.notify.as_ref().map(std::path::absolute).transpose();
@@ -100,7 +100,7 @@ fn target(o: &Options, meet: &meet::Meet, spec: &JobSpec) -> Result<Target, Fail
                 "--policy act needs a program that carries out requests; give --provisioner PROGRAM, or use --policy advise",
             ));
         }
-        places::open_store(store).map_err(|e| {
+        paths::open_store(store).map_err(|e| {
             Failure::config(format!("cannot use the store {}: {e}; give another --store", store.display()))
         })?;
     }
@@ -120,7 +120,7 @@ fn target(o: &Options, meet: &meet::Meet, spec: &JobSpec) -> Result<Target, Fail
 }
 
 /// Takes part in a rendezvous for a torchrun agent, which runs the workers (`everstep.torchrun`).
-pub fn rendezvous(o: &Options) -> Result<i32, Failure> {
+pub fn rendezvous(o: &RunOptions) -> Result<i32, Failure> {
     if o.log_format == "json" {
         crate::log::in_json();
     }
@@ -153,12 +153,12 @@ pub fn rendezvous(o: &Options) -> Result<i32, Failure> {
     end.map_err(|e| Failure::new(ExitCode::Failed, format!("cannot take part in the rendezvous: {e}")))
 }
 
-fn start(o: &Options) -> Result<i32, Failure> {
+fn start(o: &RunOptions) -> Result<i32, Failure> {
     if o.log_format == "json" {
         crate::log::in_json();
     }
     let mut spec = spec(o)?;
-    let workers = command::workers(&o.nproc_per_node)?;
+    let workers = options::workers(&o.nproc_per_node)?;
     let stop_signals = o.stop_signals()?;
     let streams = streams(o)?;
     // "default" is torch's name for its own log handling.
@@ -182,14 +182,13 @@ fn start(o: &Options) -> Result<i32, Failure> {
     // Other commands may run in other directories.
     let whole = |path: &Path| Raw::from(std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()));
     let about = serde_json::json!({"job": meet.job, "node": node, "pid": std::process::id(), "logs": whole(&streams.logs), "kept": whole(&streams.kept), "store": whole(&meet.store), "endpoint": meet.endpoint, "memory": Raw::from(&memory), "token_file": o.token_file.as_deref().map(whole)});
-    let _ =
-        places::write_whole(&places::job(&meet.job).join(format!("node-{node}.json")), about.to_string().as_bytes());
-    crate::log::keep_in(&places::agent_log(&meet.job, &node));
+    let _ = paths::write_whole(&paths::job(&meet.job).join(format!("node-{node}.json")), about.to_string().as_bytes());
+    crate::log::keep_in(&paths::agent_log(&meet.job, &node));
     let logs = streams.logs.clone();
     let template = template(o, &meet, &node, program, streams, memory);
     if let Some(preload) = &template.preload {
         crate::preload::write(preload).map_err(|e| {
-            let remedy = if places::is_full(&e) { format!("; {}", places::MAKE_ROOM) } else { String::new() };
+            let remedy = if paths::is_full(&e) { format!("; {}", paths::MAKE_ROOM) } else { String::new() };
             Failure::config(format!("cannot write {}: {e}{}{remedy}", preload.display(), crate::guard::advice(&e)))
         })?;
     }
@@ -218,9 +217,9 @@ fn start(o: &Options) -> Result<i32, Failure> {
 }
 
 /// Creates the directories for the workers' output. Returns the streams with them.
-fn open_logs(o: &Options, meet: &meet::Meet, nanos: u64, streams: Streams) -> Result<Streams, Failure> {
+fn open_logs(o: &RunOptions, meet: &meet::Meet, nanos: u64, streams: Streams) -> Result<Streams, Failure> {
     let folder = format!("{}_{:08x}", meet.run_id.replace('/', "-"), nanos as u32);
-    let kept = places::job(&meet.job).join("logs").join(&folder);
+    let kept = paths::job(&meet.job).join("logs").join(&folder);
     let no_logs = o.log_dir.as_deref() == Some(Path::new("/dev/null"));
     let logs = if no_logs { kept.clone() } else { o.log_dir.as_ref().map_or(kept.clone(), |d| d.join(&folder)) };
     for directory in [&logs, &kept] {
@@ -233,7 +232,7 @@ fn open_logs(o: &Options, meet: &meet::Meet, nanos: u64, streams: Streams) -> Re
 
 /// Returns what all workers of this node have in common.
 fn template(
-    o: &Options,
+    o: &RunOptions,
     meet: &meet::Meet,
     node: &str,
     program: command::Program,
@@ -245,11 +244,11 @@ fn template(
         argv: program.argv,
         python: crate::interpreter::python(),
         warm: program.warm.filter(|_| !o.no_warm && o.numa_binding.is_none()),
-        preload: (!o.no_preload).then(|| places::job(&meet.job).join("preload")),
+        preload: (!o.no_preload).then(|| paths::job(&meet.job).join("preload")),
         job: meet.job.clone(),
         node: node.to_owned(),
         streams,
-        socket: places::memory().join(format!("{:08x}.sock", short as u32)),
+        socket: paths::memory().join(format!("{:08x}.sock", short as u32)),
         timer_file: file_timer::wanted(&memory.join("timer")),
         memory,
         torchrun: Torchrun {
@@ -266,7 +265,7 @@ fn template(
 }
 
 /// Says how a job that failed has ended, and passes the first worker's error on.
-fn say_end(o: &Options, job: &str, end: &End, logs: &Path) {
+fn say_end(o: &RunOptions, job: &str, end: &End, logs: &Path) {
     if end.code != 0 && o.only_check {
         tracing::error!("{}", end.why);
     } else if end.code != 0 {
@@ -286,7 +285,7 @@ fn say_end(o: &Options, job: &str, end: &End, logs: &Path) {
 }
 
 /// Returns where the workers' output goes, as far as the options decide it.
-fn streams(o: &Options) -> Result<Streams, Failure> {
+fn streams(o: &RunOptions) -> Result<Streams, Failure> {
     let template = Some(o.log_line_prefix_template.clone()).filter(|t| !t.is_empty());
     let template = template.or_else(|| std::env::var("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE").ok());
     Ok(Streams {
@@ -315,7 +314,7 @@ fn copy_error(from: &Path, code: i32) {
     }
 }
 
-fn shutdown_timeout(o: &Options) -> u64 {
+fn shutdown_timeout(o: &RunOptions) -> u64 {
     let from_environment = || std::env::var("TORCH_ELASTIC_SHUTDOWN_TIMEOUT").ok()?.parse().ok();
     o.shutdown_timeout.or_else(from_environment).unwrap_or(30)
 }

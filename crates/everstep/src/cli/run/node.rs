@@ -2,9 +2,9 @@
 //! agent from taking either.
 
 use super::meet::Meet;
-use super::{Failure, Options};
+use super::{Failure, RunOptions};
 use crate::lock::{self, Owner};
-use crate::places;
+use crate::paths;
 use everstep_wire::private::{Directory, Root};
 use std::fs::File;
 use std::path::PathBuf;
@@ -18,14 +18,14 @@ const MEMORY_WAIT: Duration = Duration::from_secs(5);
 
 /// Takes the lock of a node id. The agent holds it and, after the agent's end, its guard.
 fn lock_node(job: &str, node: &str, wait: Duration) -> Result<Result<File, Owner>, Failure> {
-    let path = places::job(job);
+    let path = paths::job(job);
     let unusable = |e: std::io::Error| {
         Failure::config(format!(
             "cannot use {}: {e}; set EVERSTEP_STATE_DIR to a directory you can write",
             path.display()
         ))
     };
-    let directory = places::open_job(job).map_err(unusable)?;
+    let directory = paths::open_job(job).map_err(unusable)?;
     lock::take(&directory, &format!("node-{node}.lock"), wait).map_err(unusable)
 }
 
@@ -33,7 +33,7 @@ fn lock_node(job: &str, node: &str, wait: Duration) -> Result<Result<File, Owner
 ///
 /// # Errors
 /// Fails if the id is in use on this machine.
-pub fn node_id(o: &Options, meet: &Meet, nodes_max: u32) -> Result<(String, File), Failure> {
+pub fn node_id(o: &RunOptions, meet: &Meet, nodes_max: u32) -> Result<(String, File), Failure> {
     let job = meet.job.as_str();
     let given = meet
         .node
@@ -43,7 +43,7 @@ pub fn node_id(o: &Options, meet: &Meet, nodes_max: u32) -> Result<(String, File
         .filter(|n| !n.is_empty());
     let named = given.or_else(|| (nodes_max == 1).then(|| "0".to_owned()));
     if let Some(node) = named {
-        places::check_name("--node-rank", &node).map_err(Failure::usage)?;
+        paths::check_name("--node-rank", &node).map_err(Failure::usage)?;
         crate::log::set("node", node.as_str());
         let lock = match lock_node(job, &node, Duration::ZERO)? {
             Err(by) => {
@@ -85,7 +85,7 @@ pub fn node_id(o: &Options, meet: &Meet, nodes_max: u32) -> Result<(String, File
 /// Fails if the directory cannot be used, and if such an agent uses it: workers of both would talk
 /// to one of the two, and each would replace the other's checkpoints in memory.
 pub fn open_memory(job: &str, node: &str) -> Result<(PathBuf, Directory), Failure> {
-    let memory = places::node_memory(job, node);
+    let memory = paths::node_memory(job, node);
     let unusable = |e: std::io::Error| {
         Failure::config(format!(
             "cannot use {}: {e}; set EVERSTEP_SHM_DIR to a directory that only you can write",
@@ -94,7 +94,7 @@ pub fn open_memory(job: &str, node: &str) -> Result<(PathBuf, Directory), Failur
     };
     let start = Instant::now();
     loop {
-        let opened = places::open_node_memory(job, node).map_err(unusable)?;
+        let opened = paths::open_node_memory(job, node).map_err(unusable)?;
         let locked = lock::take_directory(&opened).unwrap_or(true);
         // Somebody may be removing what an earlier job left there.
         let there = Directory::existing(&memory, Root::Named).and_then(|d| d.is_same(&opened)).unwrap_or(false);

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct RunOptions {
     /// Number of nodes, N or MIN:MAX
     #[arg(long, env = "PET_NNODES", default_value = "1:1")]
     pub nnodes: String,
@@ -20,14 +20,14 @@ pub struct Options {
     #[arg(long, env = "PET_RDZV_BACKEND")]
     pub rdzv_backend: Option<String>,
     /// HOST:PORT where the nodes meet; the agent on HOST starts the coordinator
-    #[arg(long, env = "PET_RDZV_ENDPOINT", default_value = "")]
+    #[arg(long, env = "PET_RDZV_ENDPOINT", default_value = "", hide_default_value = true)]
     pub rdzv_endpoint: String,
     /// Id of the job, the same on all nodes
     #[arg(long, env = "PET_RDZV_ID", default_value = "none")]
     pub rdzv_id: String,
     /// Rendezvous settings, key=value,…: join_timeout (seconds) and is_host are used; other
     /// timeouts follow --detect-timeout
-    #[arg(long, env = "PET_RDZV_CONF", default_value = "")]
+    #[arg(long, env = "PET_RDZV_CONF", default_value = "", hide_default_value = true)]
     pub rdzv_conf: String,
     /// Run on one node, with a rendezvous on loopback
     #[arg(long, env = "PET_STANDALONE", value_parser = FalseyValueParser::new())]
@@ -67,17 +67,17 @@ pub struct Options {
     #[arg(short = 't', long, env = "PET_TEE", default_value = "0")]
     pub tee: String,
     /// Prefix of teed lines; ${role_name}, ${rank}, ${local_rank} and ${hostname} are replaced
-    #[arg(long, env = "PET_LOG_LINE_PREFIX_TEMPLATE", default_value = "")]
+    #[arg(long, env = "PET_LOG_LINE_PREFIX_TEMPLATE", default_value = "", hide_default_value = true)]
     pub log_line_prefix_template: String,
     /// Show only these local ranks on the console, for example 0,1
-    #[arg(long, env = "PET_LOCAL_RANKS_FILTER", default_value = "")]
+    #[arg(long, env = "PET_LOCAL_RANKS_FILTER", default_value = "", hide_default_value = true)]
     pub local_ranks_filter: String,
     /// Also write teed stdout lines that contain one of these strings to filtered_stdout.log (a,b;
     /// write ,, for a comma)
-    #[arg(long, env = "PET_DUPLICATE_STDOUT_FILTERS", default_value = "")]
+    #[arg(long, env = "PET_DUPLICATE_STDOUT_FILTERS", default_value = "", hide_default_value = true)]
     pub duplicate_stdout_filters: String,
     /// Also write teed stderr lines that contain one of these strings to filtered_stderr.log
-    #[arg(long, env = "PET_DUPLICATE_STDERR_FILTERS", default_value = "")]
+    #[arg(long, env = "PET_DUPLICATE_STDERR_FILTERS", default_value = "", hide_default_value = true)]
     pub duplicate_stderr_filters: String,
     /// Id of this node; with --rdzv-backend static, its rank [default: SLURM_NODEID, else the host
     /// name; 0 if static or a single node]
@@ -141,7 +141,7 @@ pub struct Options {
     pub kernel_log: PathBuf,
     /// NVIDIA management library to load, if present, for GPU memory errors, links, temperatures
     /// and Xids; "off" disables it
-    #[arg(long, env = "EVERSTEP_NVML", value_name = "FILE", default_value = crate::agent::metric::nvml::LIBRARY)]
+    #[arg(long, env = "EVERSTEP_NVML", value_name = "FILE", default_value = crate::agent::counters::nvml::LIBRARY)]
     pub nvml: PathBuf,
     /// Directory of the coordinator's store, on the node named by --rdzv-endpoint
     #[arg(long, env = "EVERSTEP_STORE")]
@@ -149,8 +149,8 @@ pub struct Options {
     /// Time to detect a failure, from which all timeouts follow, for example 2s or 500ms
     #[arg(long, env = "EVERSTEP_DETECT_TIMEOUT", default_value = "2s", value_parser = duration)]
     pub detect_timeout: Duration,
-    /// How long a world waits for missing nodes [default: 600s; 90s for an unnamed job on one node,
-    /// which no other node can join]
+    /// How long to wait for missing nodes [default: 600s; 90s for an unnamed job on one node, which
+    /// no other node can join]
     #[arg(long, env = "EVERSTEP_JOIN_TIMEOUT", value_parser = duration)]
     pub join_timeout: Option<Duration>,
     /// Allow addresses other than loopback without TLS; requires --token-file
@@ -159,7 +159,7 @@ pub struct Options {
     /// File with the coordinator's token (mode 0600)
     #[arg(long, env = "EVERSTEP_TOKEN_FILE")]
     pub token_file: Option<PathBuf>,
-    /// Name of the job; a job started again under its name finds its checkpoints in memory
+    /// Name of the job; a job restarted under the same name resumes from its checkpoints in memory
     #[arg(long, env = "EVERSTEP_NAME")]
     pub name: Option<String>,
     /// How far everstep may go with a bad or missing machine: observe only reports it, advise waits
@@ -167,16 +167,16 @@ pub struct Options {
     /// --provisioner)
     #[arg(long, env = "EVERSTEP_POLICY", default_value = "observe", value_parser = ["observe", "advise", "act"])]
     pub policy: String,
-    /// Program that carries out requests about machines, each one JSON on standard input; for the
-    /// node named by --rdzv-endpoint
+    /// Program that carries out requests about machines, each one JSON on standard input; used only
+    /// on the node named by --rdzv-endpoint
     #[arg(long, env = "EVERSTEP_PROVISIONER", value_name = "PROGRAM")]
     pub provisioner: Option<PathBuf>,
     /// Settings of the detector of machines that behave unlike their peers (TOML;
-    /// docs/guide/detector.md); for the node named by --rdzv-endpoint
+    /// docs/guide/detector.md); read only on the node named by --rdzv-endpoint
     #[arg(long, env = "EVERSTEP_DETECTOR", value_name = "FILE")]
     pub detector: Option<PathBuf>,
     /// The cluster, as for everstep plan: jobs with the same --rdzv-endpoint share its nodes
-    /// (TOML); for the node named by --rdzv-endpoint
+    /// (TOML); read only on the node named by --rdzv-endpoint
     #[arg(long, env = "EVERSTEP_CLUSTER", value_name = "FILE", requires = "jobs")]
     pub cluster: Option<PathBuf>,
     /// The jobs for --cluster: their weights, and what each achieves on different numbers of nodes;
@@ -211,7 +211,7 @@ pub struct Options {
     pub script: Vec<OsString>,
 }
 
-impl Options {
+impl RunOptions {
     /// Returns how far everstep goes with remedies for machines.
     pub fn policy(&self) -> Policy {
         match self.policy.as_str() {
@@ -237,7 +237,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     crate::cli::duration::parse(text, Duration::from_hours(288))
 }
 
-impl Options {
+impl RunOptions {
     /// Returns `--nnodes` as (MIN, MAX).
     pub fn nodes(&self) -> Result<(u32, u32), Failure> {
         let bad =
@@ -304,6 +304,41 @@ impl Options {
             })
         };
         names.map(number).collect()
+    }
+}
+
+/// Returns the number of workers that `--nproc-per-node` asks for.
+///
+/// # Errors
+/// Fails if the text is neither a number nor a known word, or names a device that this machine
+/// lacks.
+pub fn workers(text: &str) -> Result<u32, Failure> {
+    let cpus = || rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count());
+    let gpus = || {
+        let named = |e: std::fs::DirEntry| e.file_name().to_str()?.strip_prefix("nvidia")?.parse::<u32>().ok();
+        let count = std::fs::read_dir("/dev").into_iter().flatten().flatten().filter_map(named).count();
+        match std::env::var("CUDA_VISIBLE_DEVICES") {
+            Ok(list) if count > 0 => list.split(',').filter(|d| !d.trim().is_empty()).count().min(count),
+            _ => count,
+        }
+    };
+    let gpus = || u32::try_from(gpus()).unwrap_or(0);
+    match text {
+        "cpu" => Ok(cpus()),
+        "gpu" | "auto" => match (gpus(), text) {
+            (0, "gpu") => {
+                Err(Failure::usage("--nproc-per-node gpu, but this machine has no GPU; give a number or cpu"))
+            }
+            (0, _) => Ok(cpus()),
+            (n, _) => Ok(n),
+        },
+        "xpu" => Err(Failure::usage("--nproc-per-node xpu, but this machine has no XPU; give a number or cpu")),
+        number => match number.parse() {
+            Ok(n) if (1..=4096).contains(&n) => Ok(n),
+            _ => Err(Failure::usage(format!(
+                "--nproc-per-node {number:?} is not a number of workers; give 1 or more, cpu, gpu or auto"
+            ))),
+        },
     }
 }
 

@@ -1,7 +1,7 @@
 //! Normalizes the command line before it is parsed: accepts `_` for `-` and shortened option names
 //! (as argparse does, and so torchrun), and leaves the script's own arguments alone.
 
-use super::{Failure, Options};
+use super::{Failure, RunOptions};
 use clap::{Args, Command};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -42,7 +42,7 @@ struct Known {
 }
 
 fn known() -> Known {
-    let command = Options::augment_args(Command::new("run"));
+    let command = RunOptions::augment_args(Command::new("run"));
     let takes = |a: &clap::Arg| a.get_action().takes_values();
     let mut long: Vec<(String, bool)> =
         command.get_arguments().filter_map(|a| Some((a.get_long()?.to_owned(), takes(a)))).collect();
