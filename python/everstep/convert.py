@@ -17,15 +17,16 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from . import decoding, module_state, optimizer_state, optimizer_value
+from . import decoding, module_state, object_kind, optimizer_state, optimizer_value
 from ._internal import CheckpointError, ListedCheckpoint, WantedPart, WholeCheckpoint, list_checkpoints, list_line
 from .blob_format import BLOB
 from .compare import difference
 from .damage import reading
 from .directory import Directory, in_the_way
 from .hf_format import from_hf, listed, to_hf
+from .object_kind import MODULE, OPTIMIZER
 from .tensors import BY_NAME, as_real_dtype
-from .values import MODULE, OPTIMIZER, OTHER, check_step
+from .values import check_step
 
 #: Values that are each rank's own, or useless without everstep.
 _OWN = {"rng", "layout", "align", "parts", "dcp"}
@@ -91,7 +92,10 @@ def _loaded(source: str | PathLike[str], step: int | None) -> tuple[dict[str, An
     if BLOB + "dcp" in names:
         from .dcp import Reader
 
-        return _dcp_state(Reader(path)), {}
+        reader = Reader(path)
+        # torch would raise an error of its own in place of this one.
+        reader.read_metadata()
+        return _dcp_state(reader), {}
     check_step(names)
     # Memory is allocated only for tensors that can be read.
     whole.plan(
@@ -134,7 +138,7 @@ def _loaded(source: str | PathLike[str], step: int | None) -> tuple[dict[str, An
         if blob.startswith(BLOB) and name not in _OWN and "/" not in name:
             held = [whole.bytes(rank, blob) for rank in range(whole.world_size) if blob in saved[rank]]
             value = decoded(held[0])
-            kind = kinds.setdefault(name, _guessed(value, in_module=name in state))
+            kind = kinds.setdefault(name, object_kind.guessed(value, in_module=name in state))
             others = (decoded(data) for data in dict.fromkeys(held) if data != held[0])
             if kind == OPTIMIZER and "groups" in optimizer_value.checked(value):
                 value = optimizer_state.exported(_merged(name, [value, *map(decoded, held[1 : len(ranks)])]))
@@ -194,13 +198,6 @@ def _merged(name: str, ranks: list[Any]) -> dict[str, Any]:
     return merged
 
 
-def _guessed(value: Any, *, in_module: bool) -> str:
-    """Guesses the kind of an object in an earlier checkpoint, which does not record it."""
-    if isinstance(value, dict) and ({"state", "groups"} <= value.keys() or value.keys() == {"whole"}):
-        return OPTIMIZER
-    return MODULE if in_module and isinstance(value, dict) else OTHER
-
-
 def _with_beside(tensors: dict[str, Tensor], ranks: list[Any]) -> tuple[dict[str, Any], list[str]]:
     """Returns a module's tensors with their own dtypes and the values beside them, and the names of
     the values that differ between ranks. Each rank may have a part of the module."""
@@ -231,9 +228,21 @@ def _dcp_state(reader: dcp.StorageReader) -> dict[str, Any]:
     from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
+    class Planner(_EmptyStateDictLoadPlanner):
+        """Does not ask for items of a list that were not saved, for which ``None`` stands."""
+
+        def set_up_planner(self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False) -> None:
+            super().set_up_planner(state_dict, metadata, is_coordinator)
+            missing = self.state_dict.keys() - metadata.state_dict_metadata.keys()
+            if missing:
+                warnings.warn(
+                    f"{listed(sorted(missing))} was not saved with the rest of its list: exporting None", stacklevel=2
+                )
+            self.state_dict = {key: value for key, value in self.state_dict.items() if key not in missing}
+
     state: dict[str, Any] = {}
     try:
-        _load_state_dict(state, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+        _load_state_dict(state, storage_reader=reader, planner=Planner(), no_dist=True)  # type: ignore[no-untyped-call]
     except CheckpointException as e:
         # DCP's own error is not an Exception; raise its cause.
         raise next(iter(e.failures.values()))[0] from e

@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from ._internal import CheckpointError
+from .object_kind import MODULE, OPTIMIZER
 from .tensors import DTYPES
-from .values import MODULE, OPTIMIZER
 
 #: Limit on the bytes of tensors in a file of `--to hf`.
 HF_FILE_BYTES = 5_000_000_000

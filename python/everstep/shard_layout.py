@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from . import decoding, node_reader, optimizer_value
+from . import decoding, node_reader, object_kind, optimizer_value
 from ._internal import CheckpointError, DamagedError, Entry, Target, WantedPart, WholeCheckpoint
 from .blob_format import BLOB
 from .damage import reading
@@ -215,15 +215,20 @@ class Resharded:
             if slash and not in_module(name):
                 self._loose.setdefault(optimizer, {})[key] = place
         self.rank = rank % self._whole.world_size
+        self._values = {n for n in self._whole.names(self.rank) if n.startswith(BLOB)}
         #: Values that are each rank's own (random numbers) are those of this rank.
         self.exact = self.rank == rank
 
-    def _alike(self) -> bool:
-        layout = BLOB + "layout"
-        if layout not in self._tensors:
-            return False
+    def _layout(self, rank: int) -> dict[str, Any]:
+        """Returns what a rank's shard records of it, nothing in earlier checkpoints."""
+        name = BLOB + "layout"
+        if name not in self._whole.names(rank):
+            return {}
         with reading("the layout of the checkpoint"):
-            return bool(decoding.decode(self._whole.bytes(0, layout), lambda name: None).get("replicated"))
+            return dict(decoding.decode(self._whole.bytes(rank, name), lambda name: None))
+
+    def _alike(self) -> bool:
+        return bool(self._layout(0).get("replicated"))
 
     def _place(self, name: str) -> Place:
         shape = self._tensors[name].shape
@@ -251,6 +256,9 @@ class Resharded:
         """Describes the tensors as this rank would have them."""
         found: list[Entry] = []
         for t in self._tensors.values():
+            if t.name.startswith(BLOB) and t.name not in self._values:
+                # Another rank's.
+                continue
             sizes = self._place(t.name).sizes
             # A shape in a damaged checkpoint may have more bytes than 64 bits can count: reading it
             # is refused.
@@ -265,8 +273,8 @@ class Resharded:
         """Returns state and groups of an optimizer with these parameters, whichever ranks have
         saved them."""
         mark = blob.removeprefix(BLOB) + "/"
-        saved = optimizer_value.checked(
-            decoding.decode(self._whole.bytes(self.rank, blob), lambda name: None, finish=False)
+        saved = self._of_optimizer(
+            self.rank, blob, decoding.decode(self._whole.bytes(self.rank, blob), lambda name: None, finish=False)
         )
         if "groups" not in saved:
             raise CheckpointError(
@@ -302,7 +310,7 @@ class Resharded:
         def read(rank: int) -> tuple[Any, dict[str, Any]]:
             """Returns what a rank has saved, and the state of parameters that are still wanted."""
             data = self._whole.bytes(rank, blob)
-            found = optimizer_value.checked(decoding.decode(data, mine, finish=False, sharded=sharded))
+            found = self._of_optimizer(rank, blob, decoding.decode(data, mine, finish=False, sharded=sharded))
             if "whole" in found:
                 raise DamagedError(f"{blob} is not by names of parameters", [])
             return found, {n: s for n, s in found["state"].items() if n in left}
@@ -339,6 +347,21 @@ class Resharded:
         # parameters of no module.
         value["sharded"] = [n for n in parameters if "sharded" in value or not n.startswith("param_")]
         return value
+
+    def _of_optimizer(self, rank: int, blob: str, value: Any) -> Any:
+        """Checks what a rank has saved of an optimizer, and returns it.
+
+        Raises:
+            CheckpointError: when it has saved another kind of object by this name.
+            DamagedError: when it is invalid.
+        """
+        name = blob.removeprefix(BLOB)
+        with reading("the layout of the checkpoint"):
+            recorded = self._layout(rank).get("kinds", {}).get(name)
+        kind = recorded or object_kind.guessed(value, in_module=False)
+        if kind != object_kind.OPTIMIZER:
+            raise object_kind.mismatch(name, kind, object_kind.OPTIMIZER)
+        return optimizer_value.checked(value)
 
     def plan(self, names: Iterable[str]) -> tuple[int, int]:
         """Returns what reading this rank's parts of these tensors would read: (number of runs,

@@ -3,6 +3,7 @@ ckpt verify`` both read them here, so that they accept the same checkpoints."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import decoding, module_state, optimizer_value, rng
+from . import decoding, module_state, object_kind, optimizer_value, rng
 from ._internal import CheckpointError, DamagedError, Shard
 from .blob_format import BLOB
 from .damage import is_out_of_memory, out_of_memory, reading
-from .shard_layout import PARTS, Place, Resharded, parts_from_bytes, read_parts
+from .object_kind import MODULE, OPTIMIZER, OTHER
+from .shard_layout import PARTS, Place, Resharded, in_module, parts_from_bytes, read_parts
 from .sharded import Part
 from .tensors import BY_NAME
 
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
 RNG, EXTRA, LAYOUT = "rng", "extra", "layout"
 #: Names of everstep's own blobs, which objects cannot have.
 RESERVED = {RNG, EXTRA, LAYOUT, "align", "parts", "dcp"}
-#: The kind of an object decides what its value has to look like.
-MODULE, OPTIMIZER, OTHER = "module", "optimizer", "other"
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,9 @@ class Values:
                 raise out_of_memory(e) from e
         return self.targets[name]
 
+    def _has_module(self, name: str) -> bool:
+        return any(n.startswith(f"{name}.") and in_module(n) for n in self.entries)
+
     def has_numbers(self, name: str) -> bool:
         """Returns whether there are floating-point tensors among the values of an object: weights,
         moments, averages."""
@@ -124,8 +127,12 @@ class Values:
         with reading("the layout of the checkpoint"):
             return Layout(**decoding.decode(self._shard.bytes(BLOB + LAYOUT), lambda name: None))
 
-    def places(self) -> dict[str, Place]:
+    def places(self, world_size: int | None = None) -> dict[str, Place]:
         """Returns where the shard's tensors belong, by name.
+
+        Args:
+            world_size: the number of ranks that wrote the checkpoint, if the whole of each tensor
+                has to be there.
 
         Raises:
             DamagedError: when it is invalid.
@@ -134,18 +141,35 @@ class Values:
         if words is None:
             # A slot has them in a tensor only.
             words = parts_from_bytes(self._shard.bytes(PARTS)) if PARTS in self.entries else []
-        return read_parts(words, list(self.entries.values()))
+        found = read_parts(words, list(self.entries.values()))
+        for name, place in found.items():
+            # No other rank has the rest.
+            if world_size == 1 and math.prod(place.sizes) != math.prod(place.shape):
+                raise DamagedError(
+                    f"the only rank's shard has {list(place.sizes)} of {name}, which is {list(place.shape)}", []
+                )
+        return found
 
-    def of_object(self, name: str, kind: str | None) -> Any:
-        """Returns the value of an object. Without ``kind``, it is of an earlier checkpoint, and the
-        kind is guessed from the value.
+    def of_object(self, name: str, own: str | None = None) -> Any:
+        """Returns the value of an object.
+
+        Args:
+            name: the object.
+            own: its kind here, if there is one.
 
         Raises:
+            CheckpointError: when it was of another kind when it was saved.
             DamagedError: when it is invalid.
         """
         value = self._decoded(name)
-        if kind is None:
-            kind = OPTIMIZER if isinstance(value, dict) and {"state", "groups"} <= value.keys() else OTHER
+        layout = self.layout()
+        recorded = None if layout is None else layout.kinds.get(name)
+        kind = recorded or object_kind.guessed(value, in_module=self._has_module(name))
+        if own is not None and kind != own:
+            # Any value may be that of an object of another class.
+            if recorded is not None or own != OTHER:
+                raise object_kind.mismatch(name, kind, own)
+            kind = own
         if kind == OPTIMIZER:
             optimizer_value.checked(value)
         elif kind == MODULE:

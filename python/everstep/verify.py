@@ -31,7 +31,8 @@ from .blob_format import BLOB
 from .damage import OutOfMemory, reading
 from .dcp.foreign import safe_load
 from .dcp.pieces import TABLE, read_table
-from .values import MODULE, Values, objects
+from .object_kind import MODULE
+from .values import Values, objects
 
 Wrong = tuple[int | None, str | None]
 
@@ -53,11 +54,11 @@ def shard_values(shard: Shard, rank: int, world_size: int) -> None:
     there = objects(values.entries)
     for name in sorted(kinds or there):
         if name in there:
-            values.of_object(name, kinds.get(name))
+            values.of_object(name)
         elif kinds[name] != MODULE:
             raise DamagedError(f"{shard.path} has no value of {name}", [])
     values.of_step()
-    values.places()
+    values.places(world_size)
     # Decoded again as after tensors are filled: devices, parameters, gradients.
     values.finished()
 

@@ -26,6 +26,8 @@ _OBJECT = TABLE + "/"
 VERSION = 1
 #: Limit on the dimensions of a tensor.
 DIMENSIONS_MAX = 64
+#: Limit on the length of a list: torch allocates a list up to the largest index that it is given.
+LIST_MAX = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -175,13 +177,17 @@ def read_table(directory: str, shards: list[Shard]) -> Table:
                     raise ValueError(f"{fqn} is not an object")
                 table.objects.setdefault(fqn, (number, _OBJECT + fqn))
             table.mappings.update({fqn: _path(path) for fqn, path in said["mappings"].items()})
+            named = {TABLE, *(row[0] for row in said["pieces"]), *(_OBJECT + fqn for fqn in said["objects"])}
+            if forgotten := sorted(entries.keys() - named):
+                raise ValueError(f"it does not name {forgotten[0]}")
     with reading(f"the tables of {directory}"):
         _check(table)
     return table
 
 
 def _path(path: Any) -> tuple[str | int, ...]:
-    if not path or not all(type(p) in (str, int) for p in path):
+    # Numbers are indices of lists.
+    if not path or not all(type(p) is str or (type(p) is int and 0 <= p < LIST_MAX) for p in path):
         raise ValueError("a value without a path")
     return tuple(path)
 

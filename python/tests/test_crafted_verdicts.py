@@ -1,0 +1,157 @@
+"""Crafted checkpoints of which ``restore()`` and ``everstep ckpt verify`` used to give different
+verdicts."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from conftest import EVERSTEP
+from torch import nn
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+import everstep.dcp
+from everstep import CheckpointError, CheckpointManager, convert, decoding, encoding
+from figures import crafted_changes, crafting
+
+EXP_AVG = "optimizer/state/model.weight/exp_avg"
+
+
+def _trainer():
+    torch.manual_seed(0)
+    model = nn.Linear(16, 16)
+    return model, torch.optim.Adam(model.parameters())
+
+
+@pytest.fixture
+def crafted(tmp_path):
+    """The only step of ``tmp_path / "out"``, taken apart."""
+    model, optimizer = _trainer()
+    manager = CheckpointManager(tmp_path / "out", model=model, optimizer=optimizer, persist=1)
+    manager.restore()
+    model(torch.ones(2, 16)).sum().backward()
+    optimizer.step()
+    manager.step(1)
+    manager.close()
+    return crafting.read(tmp_path / "out" / "step-1")
+
+
+def _restore(directory):
+    model, optimizer = _trainer()
+    return CheckpointManager(directory, model=model, optimizer=optimizer, persist=0).restore(1)
+
+
+def _verify(directory):
+    env = {**os.environ, "VIRTUAL_ENV": os.environ.get("VIRTUAL_ENV", os.path.dirname(os.path.dirname(EVERSTEP)))}
+    line = [EVERSTEP, "ckpt", "verify", str(directory)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False, env=env)
+    assert done.returncode in (0, 1) and "shards are good" in done.stdout, done.stdout + done.stderr
+    return done.stdout if done.returncode else "good"
+
+
+def _of_no_optimizer(shard):
+    """Removes the record of the objects' kinds, and what an optimizer's state is known by."""
+    shard.tensors.remove(shard.blob("layout"))
+    blob = shard.blob("optimizer")
+    value = decoding.decode(blob.data, lambda name: None, finish=False)
+    blob.data = encoding.encode({"state": {}, "names": 1})
+    assert "groups" in value
+    blob.shape = [len(blob.data)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_value_that_is_not_known_to_be_of_an_optimizer_is_not_damaged(tmp_path, crafted, ranks):
+    """Earlier checkpoints do not record kinds. `restore()` said that such a value was damaged."""
+    if ranks == 2:
+        crafted = crafted_changes.parts(crafted)
+    _of_no_optimizer(crafted.shards[0])
+    crafted.write(tmp_path / "out" / "step-1")
+    assert _verify(tmp_path / "out") == "good"
+    with pytest.raises(
+        CheckpointError, match="optimizer= is of kind 'other' in the checkpoint, but of kind 'optimizer'"
+    ):
+        _restore(tmp_path / "out")
+
+
+def test_a_value_that_a_rank_lacks_is_not_read_from_it(tmp_path, crafted):
+    """The record of kinds is each rank's own, and another rank may have one."""
+    crafted = crafted_changes.parts(crafted)
+    first = crafted.shards[0]
+    first.tensors.remove(first.blob("layout"))
+    crafted.write(tmp_path / "out" / "step-1")
+    assert _verify(tmp_path / "out") == "good"
+    assert _restore(tmp_path / "out") == 1
+
+
+def test_a_part_of_a_tensor_whose_rest_no_rank_has_is_damage(tmp_path, crafted):
+    """`restore()` read it as if it was the whole, as the optimizer's state is not compared with the
+    places of its parameters."""
+    shard = crafted.shards[0]
+    number = next(n for n, t in enumerate(shard.tensors) if t.name == EXP_AVG)
+    shard.metadata["everstep.places"] = f"{number:x} 0 2 20 10 10 0"
+    crafted.write(tmp_path / "out" / "step-1")
+    assert EXP_AVG in _verify(tmp_path / "out")
+    with pytest.warns(UserWarning, match="the only rank's shard has"), pytest.raises(CheckpointError):
+        _restore(tmp_path / "out")
+
+
+STATE = {"list": [torch.ones(2), "a", {"b": 2.5}], "step": 7}
+
+
+def _dcp_saved(directory, **options):
+    dcp.save(copy.copy(STATE), storage_writer=everstep.dcp.Writer(directory), no_dist=True, **options)
+
+
+def test_a_table_that_does_not_name_a_value_is_damage(tmp_path):
+    """Nobody would have missed it until the state was loaded."""
+    _dcp_saved(tmp_path / "out")
+    found = crafting.read(tmp_path / "out" / "step-1")
+    table = found.shards[0].blob("dcp")
+    assert b'"list.1", ' in table.data
+    table.data = table.data.replace(b'"list.1", ', b"", 1)
+    table.shape = [len(table.data)]
+    found.write(tmp_path / "out" / "step-1")
+    assert "it does not name __everstep__/dcp/list.1" in _verify(tmp_path / "out")
+    with pytest.raises(CheckpointError, match=r"it does not name __everstep__/dcp/list\.1"):
+        convert.load(tmp_path / "out")
+
+
+class _Without(DefaultSavePlanner):
+    """Leaves an item of a list out."""
+
+    def create_local_plan(self):
+        self.state_dict.pop("list.1")
+        return super().create_local_plan()
+
+
+def test_a_list_that_was_saved_with_a_gap_is_exported_with_it(tmp_path):
+    """Loading failed with torch's "Missing key in checkpoint state_dict: list.1."."""
+    _dcp_saved(tmp_path / "out", planner=_Without())
+    assert _verify(tmp_path / "out") == "good"
+    with pytest.warns(UserWarning, match=r"list\.1 was not saved with the rest of its list: exporting None"):
+        found = convert.load(tmp_path / "out")
+    assert (
+        found["step"] == 7 and found["list"][1:] == [None, {"b": 2.5}] and torch.equal(found["list"][0], torch.ones(2))
+    )
+
+
+@pytest.mark.parametrize("index", ["-1", "99999999"])
+def test_an_index_that_no_list_has_is_damage(tmp_path, index):
+    """Torch makes a list of that length; a negative index would overwrite another item."""
+    _dcp_saved(tmp_path / "out")
+    found = crafting.read(tmp_path / "out" / "step-1")
+    shard = found.shards[0]
+    table = shard.blob("dcp")
+    table.data = table.data.replace(b'"list.1"', f'"list.{index}"'.encode()).replace(
+        b'["list", 1]', f'["list", {index}]'.encode()
+    )
+    table.shape = [len(table.data)]
+    next(t for t in shard.tensors if t.name.endswith("/list.1")).name = f"{crafting.BLOB}dcp/list.{index}"
+    found.write(tmp_path / "out" / "step-1")
+    assert "a value without a path" in _verify(tmp_path / "out")
+    with pytest.raises(CheckpointError, match="a value without a path"):
+        convert.load(tmp_path / "out")
