@@ -75,23 +75,28 @@ class Plain:
     def has(self, name: str, tensor: torch.Tensor) -> bool:
         """Returns whether each element of the tensor equals that in one of the shards."""
         size = tensor.element_size()
-        got = np.frombuffer(tensor.detach().contiguous().numpy().tobytes(), np.uint8).reshape(*tensor.shape, size)
-        right = np.zeros(tuple(tensor.shape), bool)
+        # A dimension of one does not move anything, and numpy allows fewer dimensions than torch.
+        kept = [n for n, length in enumerate(tensor.shape) if length != 1]
+        shape = [tensor.shape[n] for n in kept]
+        got = np.frombuffer(tensor.detach().contiguous().numpy().tobytes(), np.uint8).reshape(*shape, size)
+        right = np.zeros(shape, bool)
         for header, data, places in self.shards:
             if name not in header or len(data[name]) != size * math.prod(header[name]["shape"]):
                 continue
-            sizes, where = header[name]["shape"], tuple(slice(None) for _ in tensor.shape)
-            if name in places:
-                _, flat, dimensions, *rest = places[name]
-                offsets = rest[dimensions:]
-                if flat:
-                    first, n = offsets[0], math.prod(sizes)
-                    right.reshape(-1)[first : first + n] |= (
-                        got.reshape(-1, size)[first : first + n]
-                        == np.frombuffer(data[name], np.uint8).reshape(-1, size)
-                    ).all(-1)
-                    continue
-                where = tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))
+            sizes, where = header[name]["shape"], tuple(slice(None) for _ in shape)
+            _, flat, dimensions, *rest = places.get(name, [0, 0, 0])
+            offsets = rest[dimensions:]
+            if flat:
+                first, n = offsets[0], math.prod(sizes)
+                right.reshape(-1)[first : first + n] |= (
+                    got.reshape(-1, size)[first : first + n] == np.frombuffer(data[name], np.uint8).reshape(-1, size)
+                ).all(-1)
+                continue
+            if 0 in sizes or len(sizes) != tensor.dim():
+                continue
+            if offsets:
+                where = tuple(slice(offsets[n], offsets[n] + sizes[n]) for n in kept)
+            sizes = [sizes[n] for n in kept]
             said = np.frombuffer(data[name], np.uint8).reshape(*sizes, size)
             if right[where].shape == said.shape[:-1]:
                 right[where] |= (got[where] == said).all(-1)
