@@ -17,19 +17,19 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from . import decoding, module_state, object_kind, optimizer_state, optimizer_value
+from . import decoding, module_state, optimizer_state, optimizer_value
 from ._internal import CheckpointError, ListedCheckpoint, WantedPart, WholeCheckpoint, list_checkpoints, list_line
 from .blob_format import BLOB
 from .compare import difference
 from .damage import reading
 from .directory import Directory, in_the_way
 from .hf_format import from_hf, listed, to_hf
-from .object_kind import MODULE, OPTIMIZER
+from .layout import EXTRA, LAYOUT, MODULE, OPTIMIZER, RESERVED, Layout, guessed_kind
 from .tensors import BY_NAME, as_real_dtype
 from .values import check_step
 
 #: Values that are each rank's own, or useless without everstep.
-_OWN = {"rng", "layout", "align", "parts", "dcp"}
+_OWN = RESERVED - {EXTRA}
 THREADS = 4
 
 
@@ -90,11 +90,12 @@ def _loaded(source: str | PathLike[str], step: int | None) -> tuple[dict[str, An
     whole = WholeCheckpoint(path)
     names = {t.name: t for t in whole.tensors()}
     if BLOB + "dcp" in names:
-        from .dcp import Reader
+        from .dcp import Reader, nesting
 
         reader = Reader(path)
-        # torch would raise an error of its own in place of this one.
-        reader.read_metadata()
+        # Before torch does, which raises errors of its own, and makes lists of any length.
+        metadata = reader.read_metadata()
+        nesting.require_whole(metadata.planner_data.get(fqn, (fqn,)) for fqn in metadata.state_dict_metadata)
         return _dcp_state(reader), {}
     check_step(names)
     # Memory is allocated only for tensors that can be read.
@@ -125,8 +126,12 @@ def _loaded(source: str | PathLike[str], step: int | None) -> tuple[dict[str, An
         module, dot, key = name.partition(".")
         if dot and "/" not in module:
             state.setdefault(module, {})[key] = tensor
-    ranks = range(1 if _layout(whole, 0).get("replicated") else whole.world_size)
-    kinds = dict(item for rank in ranks for item in _layout(whole, rank).get("kinds", {}).items())
+    layouts = [
+        Layout.decoded(whole.bytes(rank, BLOB + LAYOUT)) if BLOB + LAYOUT in whole.names(rank) else None
+        for rank in range(whole.world_size)
+    ]
+    ranks = range(1 if layouts[0] is not None and layouts[0].replicated else whole.world_size)
+    kinds = dict(item for layout in layouts[: len(ranks)] if layout is not None for item in layout.kinds.items())
     own: list[str] = []
     saved = [{n for n in whole.names(rank) if n.startswith(BLOB)} for rank in range(whole.world_size)]
 
@@ -138,7 +143,7 @@ def _loaded(source: str | PathLike[str], step: int | None) -> tuple[dict[str, An
         if blob.startswith(BLOB) and name not in _OWN and "/" not in name:
             held = [whole.bytes(rank, blob) for rank in range(whole.world_size) if blob in saved[rank]]
             value = decoded(held[0])
-            kind = kinds.setdefault(name, object_kind.guessed(value, in_module=name in state))
+            kind = kinds.setdefault(name, guessed_kind(value, in_module=name in state))
             others = (decoded(data) for data in dict.fromkeys(held) if data != held[0])
             if kind == OPTIMIZER and "groups" in optimizer_value.checked(value):
                 value = optimizer_state.exported(_merged(name, [value, *map(decoded, held[1 : len(ranks)])]))
@@ -209,17 +214,9 @@ def _with_beside(tensors: dict[str, Tensor], ranks: list[Any]) -> tuple[dict[str
         for key, value in beside["values"].items():
             if difference(values.setdefault(key, value), value) is not None:
                 differing[key] = None
-    as_saved = {key: as_real_dtype(t, dtypes[key]) if key in dtypes else t for key, t in tensors.items()}
+    with reading("what a module has beside its tensors"):
+        as_saved = {key: as_real_dtype(t, dtypes[key]) if key in dtypes else t for key, t in tensors.items()}
     return as_saved | values, [*differing]
-
-
-def _layout(whole: WholeCheckpoint, rank: int) -> dict[str, Any]:
-    """Returns the rank that a shard belongs to and the kinds of its objects; earlier checkpoints
-    have neither."""
-    if BLOB + "layout" not in whole.names(rank):
-        return {}
-    found: dict[str, Any] = decoding.decode(whole.bytes(rank, BLOB + "layout"), lambda name: None)
-    return found
 
 
 def _dcp_state(reader: dcp.StorageReader) -> dict[str, Any]:
@@ -228,21 +225,9 @@ def _dcp_state(reader: dcp.StorageReader) -> dict[str, Any]:
     from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
-    class Planner(_EmptyStateDictLoadPlanner):
-        """Does not ask for items of a list that were not saved, for which ``None`` stands."""
-
-        def set_up_planner(self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False) -> None:
-            super().set_up_planner(state_dict, metadata, is_coordinator)
-            missing = self.state_dict.keys() - metadata.state_dict_metadata.keys()
-            if missing:
-                warnings.warn(
-                    f"{listed(sorted(missing))} was not saved with the rest of its list: exporting None", stacklevel=2
-                )
-            self.state_dict = {key: value for key, value in self.state_dict.items() if key not in missing}
-
     state: dict[str, Any] = {}
     try:
-        _load_state_dict(state, storage_reader=reader, planner=Planner(), no_dist=True)  # type: ignore[no-untyped-call]
+        _load_state_dict(state, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
     except CheckpointException as e:
         # DCP's own error is not an Exception; raise its cause.
         raise next(iter(e.failures.values()))[0] from e

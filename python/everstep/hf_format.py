@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from ._internal import CheckpointError
-from .object_kind import MODULE, OPTIMIZER
+from .layout import MODULE, OPTIMIZER
 from .tensors import DTYPES
 
 #: Limit on the bytes of tensors in a file of `--to hf`.

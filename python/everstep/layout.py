@@ -1,15 +1,58 @@
-"""What sort of object a saved value belongs to, which decides what the value has to look like."""
+"""Which rank a shard belongs to, and the kinds of its objects. The kind decides what an object's
+value has to look like."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from . import decoding
 from ._internal import CheckpointError
+from .damage import reading
 
+RNG, EXTRA, LAYOUT = "rng", "extra", "layout"
+#: Names of everstep's own blobs, which objects cannot have.
+RESERVED = {RNG, EXTRA, LAYOUT, "align", "parts", "dcp"}
 MODULE, OPTIMIZER, OTHER = "module", "optimizer", "other"
 
 
-def guessed(value: Any, *, in_module: bool) -> str:
+@dataclass(frozen=True)
+class Layout:
+    """The rank that a shard belongs to."""
+
+    rank: int
+    world_size: int
+    replicated: bool
+    #: The kind of each object, by name. Earlier checkpoints do not have it.
+    kinds: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        kinds = self.kinds
+        if (
+            type(self.rank) is not int
+            or type(self.world_size) is not int
+            or type(self.replicated) is not bool
+            or not 0 <= self.rank < self.world_size
+        ):
+            raise ValueError("an invalid rank")
+        if not isinstance(kinds, dict) or not all(
+            type(n) is str and n not in RESERVED and k in (MODULE, OPTIMIZER, OTHER) for n, k in kinds.items()
+        ):
+            raise ValueError("objects of unknown kinds")
+
+    @classmethod
+    def decoded(cls, data: bytes) -> Layout:
+        """Decodes the layout of a shard.
+
+        Raises:
+            DamagedError: when it is invalid.
+        """
+        with reading("the layout of the checkpoint"):
+            return cls(**decoding.decode(data, lambda name: None))
+
+
+def guessed_kind(value: Any, *, in_module: bool) -> str:
     """Guesses the kind of an object in an earlier checkpoint, which does not record it.
 
     Args:
@@ -21,7 +64,7 @@ def guessed(value: Any, *, in_module: bool) -> str:
     return MODULE if in_module and isinstance(value, dict) else OTHER
 
 
-def mismatch(name: str, saved: str | None, own: str) -> CheckpointError:
+def other_kind(name: str, saved: str | None, own: str) -> CheckpointError:
     """Returns the error for an object that is of another kind than when it was saved."""
     return CheckpointError(
         f"{name}= is of kind {saved or 'none'!r} in the checkpoint, but of kind {own!r} here; "

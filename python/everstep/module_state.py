@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from . import fsdp1
 from ._internal import CheckpointError, DamagedError
 from .compare import difference
+from .damage import reading
 from .shard_layout import Place
 from .tensors import as_real_dtype, is_lazy, local, real_dtype, same_bits, stored_as
 
@@ -161,7 +162,7 @@ def checked_beside(value: Any) -> Any:
     """
     found = read_beside(value)
     values, versions, dtypes = (found.get(key) for key in ("values", "versions", "dtypes"))
-    good = isinstance(values, dict) and all(isinstance(k, str) for k in values)
+    good = "versions" in found and isinstance(values, dict) and all(isinstance(k, str) for k in values)
     good = good and (
         versions is None or (isinstance(versions, dict) and all(isinstance(v, dict) for v in versions.values()))
     )
@@ -200,7 +201,8 @@ def load(name: str, module: nn.Module, tensors: Mapping[str, Tensor], beside: di
     for key, stored in tensors.items():
         live = before.tensors.get(key)
         dtype = beside["dtypes"].get(key)
-        tensor = stored if dtype is None else as_real_dtype(stored, dtype)
+        with reading(f"the dtype of {name}.{key}"):
+            tensor = stored if dtype is None else as_real_dtype(stored, dtype)
         state[key] = tensor if live is None else _whole(tensor, live[1])
     state.update(beside["values"])
     # In torch's order.

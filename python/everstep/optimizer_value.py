@@ -19,7 +19,7 @@ def checked(value: Any) -> Any:
         DamagedError: when it is neither.
     """
     with reading("the state of an optimizer"):
-        if not isinstance(value, dict) or not ("whole" in value or _is_by_names(value)):
+        if not isinstance(value, dict) or not (value.keys() == {"whole"} or _is_by_names(value)):
             raise DamagedError("the state of an optimizer is not what everstep writes", [])
     return value
 

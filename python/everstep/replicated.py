@@ -23,7 +23,7 @@ from .data.sampler import ElasticDistributedSampler
 from .sharded import is_sharded
 
 if TYPE_CHECKING:
-    from .values import Layout
+    from .layout import Layout
 
 #: Objects besides modules and optimizers that change in the same way on all ranks, or, like
 #: :class:`Resumable`, are restored only to the rank that saved them.

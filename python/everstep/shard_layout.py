@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from . import decoding, node_reader, object_kind, optimizer_value
+from . import decoding, node_reader, optimizer_value
 from ._internal import CheckpointError, DamagedError, Entry, Target, WantedPart, WholeCheckpoint
 from .blob_format import BLOB
 from .damage import reading
+from .layout import LAYOUT, OPTIMIZER, Layout, guessed_kind, other_kind
 from .sharded import Note, Part, is_partial
 
 if TYPE_CHECKING:
@@ -194,6 +195,7 @@ class Resharded:
         self.path = directory
         self._whole = WholeCheckpoint(directory)
         self._tensors = {t.name: t for t in self._whole.tensors()}
+        self._layouts: dict[int, Layout | None] = {}
         size = self._whole.world_size
         # Tensors that are sharded, or that only some ranks have (pipeline stages), or that all
         # ranks have in common.
@@ -215,20 +217,20 @@ class Resharded:
             if slash and not in_module(name):
                 self._loose.setdefault(optimizer, {})[key] = place
         self.rank = rank % self._whole.world_size
-        self._values = {n for n in self._whole.names(self.rank) if n.startswith(BLOB)}
         #: Values that are each rank's own (random numbers) are those of this rank.
         self.exact = self.rank == rank
 
-    def _layout(self, rank: int) -> dict[str, Any]:
-        """Returns what a rank's shard records of it, nothing in earlier checkpoints."""
-        name = BLOB + "layout"
-        if name not in self._whole.names(rank):
-            return {}
-        with reading("the layout of the checkpoint"):
-            return dict(decoding.decode(self._whole.bytes(rank, name), lambda name: None))
+    def _layout(self, rank: int) -> Layout | None:
+        """Returns the layout of a rank's shard; ``None`` in earlier checkpoints."""
+        if rank not in self._layouts:
+            name = BLOB + LAYOUT
+            found = name in self._whole.names(rank)
+            self._layouts[rank] = Layout.decoded(self._whole.bytes(rank, name)) if found else None
+        return self._layouts[rank]
 
     def _alike(self) -> bool:
-        return bool(self._layout(0).get("replicated"))
+        layout = self._layout(0)
+        return layout is not None and layout.replicated
 
     def _place(self, name: str) -> Place:
         shape = self._tensors[name].shape
@@ -256,8 +258,7 @@ class Resharded:
         """Describes the tensors as this rank would have them."""
         found: list[Entry] = []
         for t in self._tensors.values():
-            if t.name.startswith(BLOB) and t.name not in self._values:
-                # Another rank's.
+            if t.name == BLOB + LAYOUT and self._layout(self.rank) is None:
                 continue
             sizes = self._place(t.name).sizes
             # A shape in a damaged checkpoint may have more bytes than 64 bits can count: reading it
@@ -356,11 +357,11 @@ class Resharded:
             DamagedError: when it is invalid.
         """
         name = blob.removeprefix(BLOB)
-        with reading("the layout of the checkpoint"):
-            recorded = self._layout(rank).get("kinds", {}).get(name)
-        kind = recorded or object_kind.guessed(value, in_module=False)
-        if kind != object_kind.OPTIMIZER:
-            raise object_kind.mismatch(name, kind, object_kind.OPTIMIZER)
+        layout = self._layout(rank)
+        recorded = None if layout is None else layout.kinds.get(name)
+        kind = recorded or guessed_kind(value, in_module=False)
+        if kind != OPTIMIZER:
+            raise other_kind(name, kind, OPTIMIZER)
         return optimizer_value.checked(value)
 
     def plan(self, names: Iterable[str]) -> tuple[int, int]:

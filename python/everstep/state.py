@@ -17,18 +17,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from . import encoding, fsdp1, in_place, module_state, node_reader, object_kind, optimizer_restore, optimizer_state, rng
+from . import encoding, fsdp1, in_place, module_state, node_reader, optimizer_restore, optimizer_state, rng
 from ._internal import CheckpointError, Entry, Shard
 from .batches import Resumable
 from .blob_format import BLOB
 from .compare import difference
+from .layout import EXTRA, LAYOUT, MODULE, OPTIMIZER, OTHER, RESERVED, RNG, Layout, other_kind
 from .module_state import Entries
-from .object_kind import MODULE, OPTIMIZER, OTHER
 from .optimizer_state import ParameterNames, TrainedParameters
 from .replicated import Statistics
 from .shard_layout import PARTS, Parts, Place, Resharded, in_module, place_of
 from .tensors import DTYPES, is_lazy, local, storable, stored_as
-from .values import EXTRA, LAYOUT, RESERVED, RNG, Layout, Values
+from .values import Values
 
 if TYPE_CHECKING:
     from .healing import HealingShard
@@ -484,7 +484,7 @@ class State:
             return True
         others = sorted(n for n in self.objects if saved.kinds and saved.kinds.get(n) != self._kinds[n])
         if others:
-            raise object_kind.mismatch(others[0], saved.kinds.get(others[0]), self._kinds[others[0]])
+            raise other_kind(others[0], saved.kinds.get(others[0]), self._kinds[others[0]])
         if (saved.rank, saved.world_size) == (self.layout.rank, self.layout.world_size):
             return True
         # One process has the state that all ranks would have.

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from . import decoding, module_state, object_kind, optimizer_value, rng
+from . import decoding, module_state, optimizer_value, rng
 from ._internal import CheckpointError, DamagedError, Shard
 from .blob_format import BLOB
-from .damage import is_out_of_memory, out_of_memory, reading
-from .object_kind import MODULE, OPTIMIZER, OTHER
+from .damage import is_out_of_memory, out_of_memory
+from .layout import EXTRA, LAYOUT, MODULE, OPTIMIZER, RESERVED, RNG, Layout, guessed_kind, other_kind
 from .shard_layout import PARTS, Place, Resharded, in_module, parts_from_bytes, read_parts
 from .sharded import Part
 from .tensors import BY_NAME
@@ -23,35 +22,6 @@ from .tensors import BY_NAME
 if TYPE_CHECKING:
     from ._internal import Entry
     from .healing import HealingShard
-
-RNG, EXTRA, LAYOUT = "rng", "extra", "layout"
-#: Names of everstep's own blobs, which objects cannot have.
-RESERVED = {RNG, EXTRA, LAYOUT, "align", "parts", "dcp"}
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The rank that a shard belongs to."""
-
-    rank: int
-    world_size: int
-    replicated: bool
-    #: The kind of each object, by name. Earlier checkpoints do not have it.
-    kinds: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        kinds = self.kinds
-        if (
-            type(self.rank) is not int
-            or type(self.world_size) is not int
-            or type(self.replicated) is not bool
-            or not 0 <= self.rank < self.world_size
-        ):
-            raise ValueError("an invalid rank")
-        if not isinstance(kinds, dict) or not all(
-            type(n) is str and n not in RESERVED and k in (MODULE, OPTIMIZER, OTHER) for n, k in kinds.items()
-        ):
-            raise ValueError("objects of unknown kinds")
 
 
 def objects(entries: Mapping[str, Entry]) -> set[str]:
@@ -124,15 +94,14 @@ class Values:
         """
         if BLOB + LAYOUT not in self.entries:
             return None
-        with reading("the layout of the checkpoint"):
-            return Layout(**decoding.decode(self._shard.bytes(BLOB + LAYOUT), lambda name: None))
+        return Layout.decoded(self._shard.bytes(BLOB + LAYOUT))
 
     def places(self, world_size: int | None = None) -> dict[str, Place]:
         """Returns where the shard's tensors belong, by name.
 
         Args:
-            world_size: the number of ranks that wrote the checkpoint, if the whole of each tensor
-                has to be there.
+            world_size: the number of ranks that wrote the checkpoint. If it is 1, the shard must
+                have the whole of each tensor.
 
         Raises:
             DamagedError: when it is invalid.
@@ -164,11 +133,11 @@ class Values:
         value = self._decoded(name)
         layout = self.layout()
         recorded = None if layout is None else layout.kinds.get(name)
-        kind = recorded or object_kind.guessed(value, in_module=self._has_module(name))
+        kind = recorded or guessed_kind(value, in_module=self._has_module(name))
         if own is not None and kind != own:
-            # Any value may be that of an object of another class.
-            if recorded is not None or own != OTHER:
-                raise object_kind.mismatch(name, kind, own)
+            # A module may have nothing but such a value, and that of another object may be any.
+            if recorded is not None or own == OPTIMIZER or (own == MODULE and not isinstance(value, dict)):
+                raise other_kind(name, kind, own)
             kind = own
         if kind == OPTIMIZER:
             optimizer_value.checked(value)

@@ -31,7 +31,7 @@ from .blob_format import BLOB
 from .damage import OutOfMemory, reading
 from .dcp.foreign import safe_load
 from .dcp.pieces import TABLE, read_table
-from .object_kind import MODULE
+from .layout import MODULE
 from .values import Values, objects
 
 Wrong = tuple[int | None, str | None]
@@ -52,7 +52,7 @@ def shard_values(shard: Shard, rank: int, world_size: int) -> None:
             [],
         )
     there = objects(values.entries)
-    for name in sorted(kinds or there):
+    for name in sorted(kinds.keys() | there):
         if name in there:
             values.of_object(name)
         elif kinds[name] != MODULE:

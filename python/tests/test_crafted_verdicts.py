@@ -115,43 +115,74 @@ def test_a_table_that_does_not_name_a_value_is_damage(tmp_path):
     table.data = table.data.replace(b'"list.1", ', b"", 1)
     table.shape = [len(table.data)]
     found.write(tmp_path / "out" / "step-1")
-    assert "it does not name __everstep__/dcp/list.1" in _verify(tmp_path / "out")
-    with pytest.raises(CheckpointError, match=r"it does not name __everstep__/dcp/list\.1"):
+    assert "has __everstep__/dcp/list.1, which the table does not list" in _verify(tmp_path / "out")
+    with pytest.raises(CheckpointError, match=r"has __everstep__/dcp/list\.1, which the table does not list"):
         convert.load(tmp_path / "out")
 
 
 class _Without(DefaultSavePlanner):
-    """Leaves an item of a list out."""
+    """Leaves a value out."""
+
+    def __init__(self, name):
+        super().__init__()
+        self._name = name
 
     def create_local_plan(self):
-        self.state_dict.pop("list.1")
+        self.state_dict.pop(self._name)
         return super().create_local_plan()
 
 
-def test_a_list_that_was_saved_with_a_gap_is_exported_with_it(tmp_path):
-    """Loading failed with torch's "Missing key in checkpoint state_dict: list.1."."""
-    _dcp_saved(tmp_path / "out", planner=_Without())
+@pytest.mark.parametrize("left_out", ["list.0", "list.1"])
+def test_a_list_that_was_saved_with_a_gap_is_not_exported(tmp_path, left_out):
+    """Torch ended with "Missing key in checkpoint state_dict: list.1.", or took what stands for a
+    value for the value."""
+    _dcp_saved(tmp_path / "out", planner=_Without(left_out))
     assert _verify(tmp_path / "out") == "good"
-    with pytest.warns(UserWarning, match=r"list\.1 was not saved with the rest of its list: exporting None"):
-        found = convert.load(tmp_path / "out")
-    assert (
-        found["step"] == 7 and found["list"][1:] == [None, {"b": 2.5}] and torch.equal(found["list"][0], torch.ones(2))
-    )
+    gap = left_out[-1]
+    with pytest.raises(CheckpointError, match=f"item {gap} of the list list is not in the checkpoint"):
+        convert.load(tmp_path / "out")
+    state = {"list": copy.deepcopy(STATE["list"]), "step": 0}
+    state["list"][int(gap)] = None
+    with pytest.raises(dcp.api.CheckpointException, match=f"Missing key in checkpoint state_dict: {left_out}"):
+        dcp.load(state, storage_reader=everstep.dcp.Reader(tmp_path / "out"), no_dist=True)
+    some = {"step": 0}
+    dcp.load(some, storage_reader=everstep.dcp.Reader(tmp_path / "out"), no_dist=True)
+    assert some == {"step": 7}
 
 
-@pytest.mark.parametrize("index", ["-1", "99999999"])
-def test_an_index_that_no_list_has_is_damage(tmp_path, index):
-    """Torch makes a list of that length; a negative index would overwrite another item."""
-    _dcp_saved(tmp_path / "out")
-    found = crafting.read(tmp_path / "out" / "step-1")
+def _with_path(directory, name, path):
+    """Gives an item of the list another name and path."""
+    found = crafting.read(directory / "step-1")
     shard = found.shards[0]
     table = shard.blob("dcp")
-    table.data = table.data.replace(b'"list.1"', f'"list.{index}"'.encode()).replace(
-        b'["list", 1]', f'["list", {index}]'.encode()
-    )
+    assert b'"list.1"' in table.data and b'["list", 1]' in table.data
+    table.data = table.data.replace(b'"list.1"', f'"{name}"'.encode()).replace(b'["list", 1]', path.encode())
     table.shape = [len(table.data)]
-    next(t for t in shard.tensors if t.name.endswith("/list.1")).name = f"{crafting.BLOB}dcp/list.{index}"
-    found.write(tmp_path / "out" / "step-1")
-    assert "a value without a path" in _verify(tmp_path / "out")
-    with pytest.raises(CheckpointError, match="a value without a path"):
+    next(t for t in shard.tensors if t.name.endswith("/list.1")).name = f"{crafting.BLOB}dcp/{name}"
+    found.write(directory / "step-1")
+
+
+@pytest.mark.parametrize(("name", "path"), [("list.-1", '["list", -1]'), ("5", "[5]")])
+def test_a_path_that_no_value_has_is_damage(tmp_path, name, path):
+    """A negative index would overwrite another item."""
+    _dcp_saved(tmp_path / "out")
+    _with_path(tmp_path / "out", name, path)
+    assert "an invalid path" in _verify(tmp_path / "out")
+    with pytest.raises(CheckpointError, match="an invalid path"):
+        convert.load(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "why"),
+    [
+        ("list.99999999", '["list", 99999999]', "item 1 of the list list is not in the checkpoint"),
+        ("list.x", '["list", "x"]', "list has items by number and by name"),
+        ("list.0.a", '["list", 0, "a"]', "its path leads through a value"),
+    ],
+)
+def test_paths_that_contradict_each_other_are_not_exported(tmp_path, name, path, why):
+    """Torch made a list of that length, or ended with an error of its own."""
+    _dcp_saved(tmp_path / "out")
+    _with_path(tmp_path / "out", name, path)
+    with pytest.raises(CheckpointError, match=why):
         convert.load(tmp_path / "out")

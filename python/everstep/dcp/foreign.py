@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .._internal import CheckpointError
 from ..damage import reading
-from . import restricted_unpickler
+from . import nesting, restricted_unpickler
 from .restricted_unpickler import Made, Pairs, refused
 from .sizes import check_expanded, check_packed, length_of
 
@@ -128,8 +128,8 @@ def load(directory: Path) -> dict[str, Any]:
                 if isinstance(entry, _Whole)
                 else bounded_load(_piece(directory, places[name, None]), name)
             )
-            _put(state, mappings.get(name, (name,)), value)
-    whole: dict[str, Any] = _lists(state)
+            nesting.put(state, mappings.get(name, (name,)), value)
+    whole: dict[str, Any] = nesting.with_lists(state)
     return whole
 
 
@@ -192,7 +192,7 @@ def _metadata(
             if (
                 not isinstance(path, tuple)
                 or not path
-                or len(path) > 64
+                or len(path) > nesting.DEPTH_MAX
                 or not all(type(p) in (str, int) for p in path)
             ):
                 raise ValueError(f"{name} has no path")
@@ -308,29 +308,3 @@ def _tensor(directory: Path, name: str, whole: _Whole, places: dict[Any, _Place]
     for chunk, piece in pieces:
         tensor[tuple(slice(o, o + n) for o, n in zip(chunk.offsets, chunk.sizes, strict=True))] = piece
     return tensor
-
-
-def _put(state: dict[Any, Any], path: tuple[str | int, ...], value: Any) -> None:
-    *above, last = path
-    for key in above:
-        state = state.setdefault(key, _Level())
-        if not isinstance(state, _Level):
-            raise ValueError("its path leads through a value")
-    if last in state:
-        raise ValueError("its path is that of another value")
-    state[last] = value
-
-
-class _Level(dict[Any, Any]):
-    """A dict or list on the way to values."""
-
-
-def _lists(value: Any) -> Any:
-    """Converts levels with numbers to lists, as DCP's own loader does."""
-    if not isinstance(value, _Level) and type(value) is not dict:
-        return value
-    if isinstance(value, _Level) and value and all(type(k) is int for k in value):
-        if sorted(value) != list(range(len(value))):
-            raise CheckpointError("a list of the checkpoint has gaps")
-        return [_lists(value[k]) for k in range(len(value))]
-    return {k: _lists(v) if isinstance(v, _Level) else v for k, v in value.items()}

@@ -19,6 +19,7 @@ from ..damage import reading
 from ..state import DTYPES, Item
 from ..tensors import storable
 from .foreign import cover
+from .nesting import DEPTH_MAX
 
 #: The tensor of a shard that contains where its tensors belong.
 TABLE = BLOB + "dcp"
@@ -26,8 +27,6 @@ _OBJECT = TABLE + "/"
 VERSION = 1
 #: Limit on the dimensions of a tensor.
 DIMENSIONS_MAX = 64
-#: Limit on the length of a list: torch allocates a list up to the largest index that it is given.
-LIST_MAX = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ def read_table(directory: str, shards: list[Shard]) -> Table:
             table.mappings.update({fqn: _path(path) for fqn, path in said["mappings"].items()})
             named = {TABLE, *(row[0] for row in said["pieces"]), *(_OBJECT + fqn for fqn in said["objects"])}
             if forgotten := sorted(entries.keys() - named):
-                raise ValueError(f"it does not name {forgotten[0]}")
+                raise ValueError(f"the shard has {forgotten[0]}, which the table does not list")
     with reading(f"the tables of {directory}"):
         _check(table)
     return table
@@ -187,8 +186,9 @@ def read_table(directory: str, shards: list[Shard]) -> Table:
 
 def _path(path: Any) -> tuple[str | int, ...]:
     # Numbers are indices of lists.
-    if not path or not all(type(p) is str or (type(p) is int and 0 <= p < LIST_MAX) for p in path):
-        raise ValueError("a value without a path")
+    good = path and len(path) <= DEPTH_MAX and type(path[0]) is str
+    if not good or not all(type(p) is str or (type(p) is int and p >= 0) for p in path):
+        raise ValueError("an invalid path")
     return tuple(path)
 
 
