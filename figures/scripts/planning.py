@@ -27,9 +27,9 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from everstep._internal import Arena, Mark, Retention, SlotLayout, Source, publish, reserve_slot
-from everstep.shard_layout import PARTS
 from everstep.slots import Snapshot
 from everstep.state import Item, Layout, State
+from everstep.tensor_places import PARTS
 
 #: Rows of every tensor, divisible among both 256 and 192 ranks.
 ROWS = 768

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ._internal import NetworkWatch, PersistFailure, Shard
     from .branch import Wanted
     from .durable_offers import DurableOffers
-    from .shard_layout import Resharded
+    from .resharded import Resharded
 
 #: One that is written and two complete ones; one more if a persist may occupy a slot for long.
 SLOTS = 3

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .branch import Wanted
     from .durable_offers import DurableOffers
     from .healing import HealingShard
-    from .shard_layout import Resharded
+    from .resharded import Resharded
 
 
 class DiskTier:

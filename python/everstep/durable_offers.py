@@ -10,7 +10,7 @@ from collections.abc import Callable, Set
 from . import worker as _worker
 from ._internal import CheckpointError, ListedCheckpoint, Shard, objects_in, open_shard
 from .damage import OutOfMemory
-from .shard_layout import Resharded
+from .resharded import Resharded
 from .state import State
 
 #: Number of checkpoints that are opened before they are needed, in case the newest one is damaged.

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ._internal import CheckpointError
-from .shard_layout import Place
+from .tensor_places import Place
 
 #: Parts of names that wrappers add.
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")

@@ -13,7 +13,7 @@ from .tensors import as_real_dtype, assign, real_dtype, same_bits
 
 if TYPE_CHECKING:
     from .healing import HealingShard
-    from .shard_layout import Resharded
+    from .resharded import Resharded
     from .values import Values
 
 

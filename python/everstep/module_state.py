@@ -20,7 +20,7 @@ from . import fsdp1
 from ._internal import CheckpointError, DamagedError
 from .compare import difference
 from .damage import reading
-from .shard_layout import Place
+from .tensor_places import Place
 from .tensors import as_real_dtype, is_lazy, local, real_dtype, same_bits, stored_as
 
 #: Marks what is saved of a module beside its tensors. Earlier checkpoints have the values alone.

@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 from ._internal import CheckpointError
 from .compare import difference
 from .optimizer_state import NAMES, ParameterNames, kind_of, parameters_of
-from .shard_layout import Place, place_of
 from .sharded import Part, is_sharded, rebuilt
+from .tensor_places import Place, place_of
 from .tensors import assign, local
 
 

@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 
 from . import fsdp1
 from ._internal import CheckpointError
-from .shard_layout import Place, parameter_in, place_of
 from .sharded import is_sharded
+from .tensor_places import Place, parameter_in, place_of
 from .tensors import local
 
 if TYPE_CHECKING:

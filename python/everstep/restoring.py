@@ -15,7 +15,7 @@ from .directory import Directory
 from .disk_tier import DiskTier
 from .durable_offers import DurableOffers
 from .healing import HealingShard
-from .shard_layout import Resharded
+from .resharded import Resharded
 from .state import State
 
 

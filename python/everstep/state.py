@@ -26,7 +26,8 @@ from .layout import EXTRA, LAYOUT, MODULE, OPTIMIZER, OTHER, RESERVED, RNG, Layo
 from .module_state import Entries
 from .optimizer_state import ParameterNames, TrainedParameters
 from .replicated import Statistics
-from .shard_layout import PARTS, Parts, Place, Resharded, in_module, place_of
+from .resharded import Resharded
+from .tensor_places import PARTS, Parts, Place, in_module, place_of
 from .tensors import DTYPES, is_lazy, local, storable, stored_as
 from .values import Values
 

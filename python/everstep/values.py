@@ -15,8 +15,9 @@ from ._internal import CheckpointError, DamagedError, Shard
 from .blob_format import BLOB
 from .damage import is_out_of_memory, out_of_memory
 from .layout import EXTRA, LAYOUT, MODULE, OPTIMIZER, RESERVED, RNG, Layout, guessed_kind, other_kind
-from .shard_layout import PARTS, Place, Resharded, in_module, parts_from_bytes, read_parts
+from .resharded import Resharded
 from .sharded import Part
+from .tensor_places import PARTS, Place, in_module, parts_from_bytes, read_parts
 from .tensors import BY_NAME
 
 if TYPE_CHECKING:

@@ -132,7 +132,7 @@ impl PyShard {
     }
 
     /// Where its tensors belong according to its header: the numbers of
-    /// `everstep.shard_layout.Parts`.
+    /// `everstep.tensor_places.Parts`.
     fn places(&self) -> Option<Vec<u64>> {
         self.shard.places().map(|p| p.words().to_vec())
     }

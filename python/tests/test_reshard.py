@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from everstep.shard_layout import Parts, Place, parts_from_bytes, read_parts
 from everstep.state import Item
+from everstep.tensor_places import Parts, Place, parts_from_bytes, read_parts
 from harness.ranks import run_ranks
 
 _SCRIPT = """
