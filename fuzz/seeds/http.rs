@@ -5,8 +5,8 @@ use crate::{Seeds, wire};
 use everstep_core::id::Generation;
 use everstep_core::injection::{Injected, Injection};
 use everstep_fuzz::coordinator::{JOB, TOKEN, answer};
+use everstep_wire::admission::{Admission, Caller};
 use everstep_wire::client::{ask_with, attach};
-use everstep_wire::door::{Caller, Door};
 use everstep_wire::envelope::{ToCoordinator, encode};
 use everstep_wire::server::{converse, router};
 use everstep_wire::token::Token;
@@ -89,7 +89,7 @@ async fn record(stream: TcpStream) -> io::Result<Vec<u8>> {
     let (inbox, requests) = mpsc::unbounded_channel();
     tokio::spawn(answer(requests));
     let (near, far) = duplex(STREAM_BYTES);
-    let pass = Door::default().admit(Caller::Own).ok_or(io::ErrorKind::ConnectionRefused)?;
+    let pass = Admission::default().admit(Caller::Own).ok_or(io::ErrorKind::ConnectionRefused)?;
     tokio::spawn(converse(far, router(Token::from_text(TOKEN), inbox), pass));
     let ((mut from, mut to), (mut answers, mut requests)) = (stream.into_split(), split(near));
     tokio::spawn(async move { copy(&mut answers, &mut to).await });

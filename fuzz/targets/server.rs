@@ -6,7 +6,7 @@
 #![cfg_attr(fuzzing, no_main)]
 
 use everstep_fuzz::coordinator::{TOKEN, answer};
-use everstep_wire::door::{Caller, Door};
+use everstep_wire::admission::{Admission, Caller};
 use everstep_wire::server::{converse, router};
 use everstep_wire::token::Token;
 use std::time::Duration;
@@ -36,7 +36,7 @@ async fn requests(sent: Vec<u8>) -> usize {
     let (inbox, received) = mpsc::unbounded_channel();
     let coordinator = tokio::spawn(answer(received));
     let (client, server) = duplex(STREAM_BYTES);
-    let pass = Door::default().admit(Caller::Own).expect("the first connection is admitted");
+    let pass = Admission::default().admit(Caller::Own).expect("the first connection is admitted");
     let served = tokio::spawn(converse(server, router(Token::from_text(TOKEN), inbox), pass));
     let (mut answers, mut client) = split(client);
     tokio::spawn(async move {

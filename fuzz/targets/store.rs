@@ -8,7 +8,7 @@
 
 use everstep::pgstore::client::converse;
 use everstep::pgstore::keys::Shared;
-use everstep_wire::door::{Caller, Door};
+use everstep_wire::admission::{Admission, Caller};
 use std::sync::Arc;
 use tokio::io::{AsyncWriteExt, DuplexStream, duplex, sink};
 use tokio::runtime::Builder;
@@ -32,9 +32,9 @@ fn check(input: &[u8]) {
 }
 
 async fn exchange(mut input: &[u8], shared: &Arc<Shared>) {
-    let (door, mut streams, mut clients) = (Door::default(), Vec::new(), Vec::new());
+    let (admission, mut streams, mut clients) = (Admission::default(), Vec::new(), Vec::new());
     for _ in 0..2 {
-        let (stream, client) = connect(&door, shared.clone());
+        let (stream, client) = connect(&admission, shared.clone());
         streams.push(stream);
         clients.push(client);
         send(&mut streams, clients.len() - 1, &HANDSHAKE).await;
@@ -50,9 +50,9 @@ async fn exchange(mut input: &[u8], shared: &Arc<Shared>) {
     }
 }
 
-fn connect(door: &Door, shared: Arc<Shared>) -> (DuplexStream, JoinHandle<()>) {
+fn connect(admission: &Admission, shared: Arc<Shared>) -> (DuplexStream, JoinHandle<()>) {
     let (near, far) = duplex(STREAM_BYTES);
-    let pass = door.admit(Caller::Own).expect("the first connections are admitted");
+    let pass = admission.admit(Caller::Own).expect("the first connections are admitted");
     let client = tokio::spawn(async move {
         // An error ends the connection.
         let _ = converse(far, sink(), shared, pass).await;

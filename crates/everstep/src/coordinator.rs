@@ -9,7 +9,7 @@ mod watcher;
 
 use crate::detect::settings::Ready;
 use crate::listening::Place;
-use crate::notify::{Desk, routes::Route};
+use crate::notify::{Dispatcher, routes::Route};
 use crate::paths;
 use crate::store::{redb::RedbStore, writer::Writer};
 use crate::time_ledger::{Owner, TimeLedger};
@@ -99,7 +99,7 @@ struct Driver {
     idle_exit: IdleExit,
     endpoint: String,
     ledger: TimeLedger,
-    desk: Desk,
+    dispatcher: Dispatcher,
     watcher: Watcher,
 }
 
@@ -189,7 +189,7 @@ pub async fn run(setup: Setup<'_>) -> Result<(), StartError> {
         idle_exit: IdleExit::new(now),
         endpoint,
         ledger: TimeLedger::default(),
-        desk: Desk::open(routes, &events_file(directory)),
+        dispatcher: Dispatcher::open(routes, &events_file(directory)),
         watcher,
     };
     driver.serve(&mut inputs).await;
@@ -426,10 +426,10 @@ impl Driver {
             }
         }
         self.keep_events();
-        let news = self.desk.send_due(now.micros());
+        let news = self.dispatcher.send_due(now.micros());
         news.facts.into_iter().for_each(|(job, fact)| self.write(&job, fact));
         news.warnings.iter().for_each(|what| self.notify_users(what));
-        let needs = Needs { job: !self.core.idle() || !self.peers.is_empty(), notices: self.desk.busy() };
+        let needs = Needs { job: !self.core.idle() || !self.peers.is_empty(), notices: self.dispatcher.busy() };
         self.idle_exit.is_over(now, needs)
     }
 }

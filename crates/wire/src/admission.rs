@@ -5,7 +5,7 @@
 //! also tells whether a secret may be sent there.
 
 use crate::limits::{UNPROVEN_PER_MACHINE, UNPROVEN_PER_USER, UNPROVEN_TOTAL};
-use crate::owner::{self, Found, plain};
+use crate::socket_owner::{self, Found, plain};
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -33,11 +33,11 @@ fn own(uid: u32) -> bool {
 #[must_use]
 pub fn caller(local: SocketAddr, peer: SocketAddr) -> Caller {
     let (local, peer) = (plain(local), plain(peer));
-    let found = match owner::connection(peer, local) {
+    let found = match socket_owner::connection(peer, local) {
         Found::Nothing if peer.ip().is_loopback() || peer.ip() == local.ip() => return Caller::Gone,
         // It may be bound to an interface. If it is not, an address translation hides another
         // machine, or a container.
-        Found::Nothing if owner::is_own(peer.ip()) => owner::listed(peer, Some(local)),
+        Found::Nothing if socket_owner::is_own(peer.ip()) => socket_owner::listed(peer, Some(local)),
         found => found,
     };
     match found {
@@ -56,16 +56,16 @@ pub fn caller(local: SocketAddr, peer: SocketAddr) -> Caller {
 pub fn check_peer(local: SocketAddr, peer: SocketAddr) -> io::Result<()> {
     let (local, peer) = (plain(local), plain(peer));
     let loopback = peer.ip().is_loopback();
-    if !loopback && peer.ip() != local.ip() && !owner::is_own(peer.ip()) {
+    if !loopback && peer.ip() != local.ip() && !socket_owner::is_own(peer.ip()) {
         return Ok(());
     }
-    let told = matches!(owner::connection(local, peer), Found::Held(_));
+    let told = matches!(socket_owner::connection(local, peer), Found::Held(_));
     judge(peer, told, |what| match what {
-        Look::End => owner::connection(peer, local),
-        Look::Listener => owner::listener(peer),
+        Look::End => socket_owner::connection(peer, local),
+        Look::Listener => socket_owner::listener(peer),
         // On loopback, addresses are not translated.
         Look::AnyEnd if loopback => Found::Loose,
-        Look::AnyEnd => owner::listed(peer, Some(local)),
+        Look::AnyEnd => socket_owner::listed(peer, Some(local)),
     })
 }
 
@@ -113,20 +113,20 @@ fn judge(peer: SocketAddr, told: bool, look: impl Fn(Look) -> Found) -> io::Resu
 
 /// The connections whose callers have not authenticated yet.
 #[derive(Clone, Debug, Default)]
-pub struct Door {
+pub struct Admission {
     waiting: Arc<Mutex<BTreeMap<Caller, usize>>>,
 }
 
 /// Counts a connection until it is dropped: when its caller authenticates, or the connection ends.
 #[derive(Debug)]
 pub struct Pass {
-    door: Door,
+    admission: Admission,
     caller: Caller,
 }
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        let mut waiting = self.door.waiting();
+        let mut waiting = self.admission.waiting();
         if let Some(count) = waiting.get_mut(&self.caller) {
             *count -= 1;
             if *count == 0 {
@@ -136,7 +136,7 @@ impl Drop for Pass {
     }
 }
 
-impl Door {
+impl Admission {
     fn waiting(&self) -> std::sync::MutexGuard<'_, BTreeMap<Caller, usize>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -157,7 +157,7 @@ impl Door {
             return None;
         }
         waiting.insert(caller, count + 1);
-        Some(Pass { door: self.clone(), caller })
+        Some(Pass { admission: self.clone(), caller })
     }
 }
 
@@ -314,17 +314,17 @@ mod tests {
 
     #[test]
     fn callers_that_prove_nothing_are_limited_and_this_user_is_not() {
-        let door = Door::default();
-        let own: Vec<_> = (0..5000).map(|_| door.admit(Caller::Own).unwrap()).collect();
-        let mut user: Vec<_> = (0..UNPROVEN_PER_USER).map(|_| door.admit(Caller::User(7)).unwrap()).collect();
-        assert!(door.admit(Caller::User(7)).is_none() && door.admit(Caller::User(8)).is_some());
+        let admission = Admission::default();
+        let own: Vec<_> = (0..5000).map(|_| admission.admit(Caller::Own).unwrap()).collect();
+        let mut user: Vec<_> = (0..UNPROVEN_PER_USER).map(|_| admission.admit(Caller::User(7)).unwrap()).collect();
+        assert!(admission.admit(Caller::User(7)).is_none() && admission.admit(Caller::User(8)).is_some());
         user.pop();
-        assert!(door.admit(Caller::User(7)).is_some());
+        assert!(admission.admit(Caller::User(7)).is_some());
         let machine = |n: u32| Caller::Machine(IpAddr::V4(Ipv4Addr::from(n)));
-        let all: Vec<_> = (0..10_000).filter_map(|n| door.admit(machine(n))).collect();
-        assert!(all.len() <= UNPROVEN_TOTAL && door.admit(Caller::Own).is_some());
+        let all: Vec<_> = (0..10_000).filter_map(|n| admission.admit(machine(n))).collect();
+        assert!(all.len() <= UNPROVEN_TOTAL && admission.admit(Caller::Own).is_some());
         drop((own, user, all));
-        assert!(door.waiting().is_empty());
+        assert!(admission.waiting().is_empty());
     }
 
     #[test]

@@ -57,7 +57,7 @@ async fn request(endpoint: &str, request: Request<Body>) -> Result<Response<Inco
     let _ = stream.set_nodelay(true);
     // Never send the token to another user of this machine.
     let ends = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?)));
-    ends.and_then(|(local, peer)| crate::door::check_peer(local, peer)).map_err(|e| match e.kind() {
+    ends.and_then(|(local, peer)| crate::admission::check_peer(local, peer)).map_err(|e| match e.kind() {
         std::io::ErrorKind::PermissionDenied => ConnectError::NotCoordinator { endpoint: endpoint.into() },
         _ => unreachable(e),
     })?;

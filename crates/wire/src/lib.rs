@@ -2,17 +2,17 @@
 //! the documents that commands print as JSON.
 #![forbid(unsafe_code)]
 
+pub mod admission;
 #[cfg(feature = "net")]
 pub mod client;
-pub mod door;
 pub mod envelope;
 pub mod frame;
 pub mod limits;
 pub mod output;
-mod owner;
 pub mod private;
 pub mod raw;
 #[cfg(feature = "net")]
 pub mod server;
+mod socket_owner;
 pub mod token;
 pub mod worker;

@@ -1,7 +1,7 @@
 //! The coordinator's end: long-lived streams from agents, and requests from the command line.
 
+use crate::admission::{self, Admission, Pass, Trouble};
 use crate::client::LineSplitter;
-use crate::door::{self, Door, Pass, Trouble};
 use crate::envelope::{ToAgent, ToCoordinator, decode, decode_first, encode};
 use crate::limits::{HTTP_HEADER_BYTES_MAX, HTTP_STREAMS_MAX, PROOF_TIMEOUT};
 use crate::output::{Approved, CoordinatorStatus, FIRST, InjectAnswer};
@@ -84,7 +84,7 @@ struct Shared {
 /// Serves until the process ends. `report` receives a message when accepting fails.
 pub async fn serve(listener: TcpListener, token: Token, inbox: mpsc::UnboundedSender<Inbound>, report: fn(&str)) {
     let router = router(token, inbox);
-    let (door, mut trouble) = (Door::default(), Trouble::default());
+    let (admission, mut trouble) = (Admission::default(), Trouble::default());
     loop {
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -97,7 +97,7 @@ pub async fn serve(listener: TcpListener, token: Token, inbox: mpsc::UnboundedSe
         };
         trouble.over();
         let Ok(local) = stream.local_addr() else { continue };
-        let Some(pass) = door.admit(door::caller(local, peer)) else { continue };
+        let Some(pass) = admission.admit(admission::caller(local, peer)) else { continue };
         let _ = stream.set_nodelay(true);
         tokio::spawn(converse(stream, router.clone(), pass));
     }

@@ -234,7 +234,7 @@ struct Extent {
 }
 
 /// What one thread has at hand.
-struct Desk {
+struct EncoderThread {
     lanes: Vec<Option<Found>>,
     keepers: Vec<Option<Stream>>,
     encoder: Encoder,
@@ -262,7 +262,7 @@ impl Work<'_> {
             });
             keepers.push(stream.transpose()?);
         }
-        let mut desk = Desk {
+        let mut thread = EncoderThread {
             lanes,
             keepers,
             encoder: Encoder::new(data, parity)?,
@@ -271,18 +271,18 @@ impl Work<'_> {
             sums: vec![Running::default(); data + parity],
             sent: vec![VecDeque::new(); parity],
         };
-        self.positions(&mut desk, range)?;
-        for (peer, stream) in self.task.keepers.iter().zip(desk.keepers.into_iter().skip(1)) {
+        self.positions(&mut thread, range)?;
+        for (peer, stream) in self.task.keepers.iter().zip(thread.keepers.into_iter().skip(1)) {
             if let Some(mut stream) = stream {
                 end(&mut stream)?;
                 self.streams.give(peer, stream);
             }
         }
-        give_back(self.task, self.streams, desk.lanes);
+        give_back(self.task, self.streams, thread.lanes);
         Ok(())
     }
 
-    fn positions(&self, desk: &mut Desk, range: std::ops::Range<usize>) -> io::Result<()> {
+    fn positions(&self, thread: &mut EncoderThread, range: std::ops::Range<usize>) -> io::Result<()> {
         let mut left: VecDeque<Attempt> = range.map(|position| Attempt { position, failed: 0 }).collect();
         let (mut asked, mut at): (VecDeque<Extent>, usize) = (VecDeque::new(), 0);
         loop {
@@ -290,7 +290,7 @@ impl Work<'_> {
                 if asked.len() >= self.window.buffers.max(1) || asked.back().is_some_and(|e| e.alone) {
                     break;
                 }
-                let extent = self.ask(desk, of, at)?;
+                let extent = self.ask(thread, of, at)?;
                 at += extent.bytes;
                 asked.push_back(extent);
                 if at >= self.layout.length(of.position) {
@@ -300,21 +300,21 @@ impl Work<'_> {
             }
             let Some(extent) = asked.pop_front() else {
                 // What a keeper got damaged is computed again.
-                (0..desk.sent.len()).try_for_each(|n| self.answers(desk, n, 0, &mut left))?;
+                (0..thread.sent.len()).try_for_each(|n| self.answers(thread, n, 0, &mut left))?;
                 if left.is_empty() {
                     return Ok(());
                 }
                 continue;
             };
-            self.take(desk, extent)?;
+            self.take(thread, extent)?;
             if extent.alone {
                 self.gate.arrived(true);
             }
             if extent.from + extent.bytes < self.layout.length(extent.of.position) {
                 continue;
             }
-            let Some(member) = self.arrived_whole(desk, extent.of.position) else {
-                self.deliver(desk, extent.of, &mut left)?;
+            let Some(member) = self.arrived_whole(thread, extent.of.position) else {
+                self.deliver(thread, extent.of, &mut left)?;
                 continue;
             };
             let damaged = || {
@@ -326,17 +326,17 @@ impl Work<'_> {
     }
 
     /// Asks every member for its bytes of an extent from `from` on.
-    fn ask(&self, desk: &mut Desk, of: Attempt, from: usize) -> io::Result<Extent> {
+    fn ask(&self, thread: &mut EncoderThread, of: Attempt, from: usize) -> io::Result<Extent> {
         let position = of.position;
         let length = self.layout.length(position);
-        let members = desk.lanes.iter().flatten().count().max(1);
+        let members = thread.lanes.iter().flatten().count().max(1);
         let most = self.window.extent.next_multiple_of(GRAIN).min(length - from);
         let Pass { bytes, alone } = self.gate.pass(most * members);
         if bytes == 0 {
             return Err(io::ErrorKind::Interrupted.into());
         }
         let bytes = (bytes / members).next_multiple_of(GRAIN).clamp(GRAIN, most);
-        for (member, lane) in desk.lanes.iter_mut().enumerate() {
+        for (member, lane) in thread.lanes.iter_mut().enumerate() {
             let there = self.there(member, position, from, bytes);
             if let (Some(lane), false) = (lane, there.is_empty()) {
                 let ask = Ask::ReadBytes { at: there.start as u64, bytes: there.len() as u64 };
@@ -354,8 +354,8 @@ impl Work<'_> {
 
     /// Takes an extent off the streams, piece by piece, and computes its parity while it is in the
     /// cache.
-    fn take(&self, desk: &mut Desk, extent: Extent) -> io::Result<()> {
-        let Desk { lanes, encoder, pieces, held, sums, .. } = desk;
+    fn take(&self, thread: &mut EncoderThread, extent: Extent) -> io::Result<()> {
+        let EncoderThread { lanes, encoder, pieces, held, sums, .. } = thread;
         if extent.from == 0 {
             sums.fill(Running::default());
             held.iter_mut().for_each(Vec::clear);
@@ -392,22 +392,22 @@ impl Work<'_> {
     }
 
     /// Every member's chunk is what was captured; else whose is not.
-    fn arrived_whole(&self, desk: &Desk, position: usize) -> Option<usize> {
+    fn arrived_whole(&self, thread: &EncoderThread, position: usize) -> Option<usize> {
         self.crcs.iter().enumerate().find_map(|(member, crcs)| {
             let chunk = self.layout.chunk(member, position)?;
-            (crcs.get(chunk) != desk.sums.get(member).map(|s| s.value()).as_ref()).then_some(member)
+            (crcs.get(chunk) != thread.sums.get(member).map(|s| s.value()).as_ref()).then_some(member)
         })
     }
 
     /// Notes the checksums of a position, and sends it to whoever keeps it.
-    fn deliver(&self, desk: &mut Desk, of: Attempt, left: &mut VecDeque<Attempt>) -> io::Result<()> {
+    fn deliver(&self, thread: &mut EncoderThread, of: Attempt, left: &mut VecDeque<Attempt>) -> io::Result<()> {
         let data = self.task.members.len();
         for (number, output) in self.outputs.iter().enumerate() {
-            let sum = desk.sums.get(data + number).map_or(0, |s| s.value());
+            let sum = thread.sums.get(data + number).map_or(0, |s| s.value());
             output.crcs.get(of.position).into_iter().for_each(|c| c.store(sum, Ordering::Release));
             let To::Keeper(_) = output.to else { continue };
-            self.answers(desk, number, self.window.buffers.max(1), left)?;
-            let (Some(Some(stream)), Some(bytes)) = (desk.keepers.get_mut(number), desk.held.get(number)) else {
+            self.answers(thread, number, self.window.buffers.max(1), left)?;
+            let (Some(Some(stream)), Some(bytes)) = (thread.keepers.get_mut(number), thread.held.get(number)) else {
                 continue;
             };
             let mut passed = 0;
@@ -430,14 +430,20 @@ impl Work<'_> {
                     self.gate.arrived(true);
                 }
             }
-            desk.sent.get_mut(number).into_iter().for_each(|s| s.push_back(of));
+            thread.sent.get_mut(number).into_iter().for_each(|s| s.push_back(of));
         }
         Ok(())
     }
 
     /// Takes answers of a keeper until no more than `most` positions are under way to it.
-    fn answers(&self, desk: &mut Desk, number: usize, most: usize, left: &mut VecDeque<Attempt>) -> io::Result<()> {
-        let (Some(Some(stream)), Some(sent)) = (desk.keepers.get_mut(number), desk.sent.get_mut(number)) else {
+    fn answers(
+        &self,
+        thread: &mut EncoderThread,
+        number: usize,
+        most: usize,
+        left: &mut VecDeque<Attempt>,
+    ) -> io::Result<()> {
+        let (Some(Some(stream)), Some(sent)) = (thread.keepers.get_mut(number), thread.sent.get_mut(number)) else {
             return Ok(());
         };
         while sent.len() > most {

@@ -196,10 +196,10 @@ impl Task {
             let known = self.known(stripe, part, outline, over)?;
             let run = |chunks: &[usize]| {
                 let (lanes, bad) = (BTreeMap::new(), BTreeSet::new());
-                let mut desk = Desk { task: self, stripe, part, outline, known: &known, lanes, bad, over };
+                let mut rebuild = PartRebuild { task: self, stripe, part, outline, known: &known, lanes, bad, over };
                 let mut decoder = Decoder::new(stripe.members.len(), stripe.parity.len())?;
                 chunks.iter().try_for_each(|chunk| {
-                    desk.chunk(store, &mut decoder, *chunk)?;
+                    rebuild.chunk(store, &mut decoder, *chunk)?;
                     done.lock().map_err(|_| invalid("a reader panicked"))?.push(*chunk);
                     Ok(())
                 })
@@ -235,7 +235,7 @@ struct Lane {
 }
 
 /// One thread's work on one part.
-struct Desk<'a> {
+struct PartRebuild<'a> {
     task: &'a Task,
     stripe: &'a Sources,
     part: usize,
@@ -247,7 +247,7 @@ struct Desk<'a> {
     over: &'a AtomicBool,
 }
 
-impl Desk<'_> {
+impl PartRebuild<'_> {
     /// Computes one chunk, from other sources as long as some are left.
     fn chunk(&mut self, store: Store<'_>, decoder: &mut Decoder, chunk: usize) -> io::Result<()> {
         let data = self.stripe.members.len();

@@ -3,7 +3,7 @@
 use super::conversation::Conversation;
 use super::protocol::{Answer, Ask, SILENCE, VERSION};
 use super::replica_holder::ReplicaHolder;
-use everstep_wire::door::{self, Door, Pass, Trouble};
+use everstep_wire::admission::{self, Admission, Pass, Trouble};
 use everstep_wire::frame;
 use everstep_wire::limits::{HELLO_BYTES_MAX, PROOF_TIMEOUT, REPLICA_STREAMS_MAX};
 use std::io::{self, Read};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 impl ReplicaHolder {
     /// Accepts streams for ever; `report` gets a line when that fails.
     pub fn serve(self: &Arc<Self>, listener: &TcpListener, report: fn(&str)) {
-        let (door, mut trouble) = (Door::default(), Trouble::default());
+        let (admission, mut trouble) = (Admission::default(), Trouble::default());
         loop {
             let (stream, peer) = match listener.accept() {
                 Ok(accepted) => accepted,
@@ -28,7 +28,7 @@ impl ReplicaHolder {
             };
             trouble.over();
             let Ok(local) = stream.local_addr() else { continue };
-            let Some(pass) = door.admit(door::caller(local, peer)) else { continue };
+            let Some(pass) = admission.admit(admission::caller(local, peer)) else { continue };
             let holder = Arc::clone(self);
             let named = std::thread::Builder::new().name("everstep-holder".into());
             // Without a thread the stream is closed, and the other side tries again later.

@@ -247,7 +247,7 @@ impl Stream {
         for address in peer.address.to_socket_addrs()? {
             match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
                 Ok(tcp) => {
-                    everstep_wire::door::check_peer(tcp.local_addr()?, tcp.peer_addr()?)?;
+                    everstep_wire::admission::check_peer(tcp.local_addr()?, tcp.peer_addr()?)?;
                     tcp.set_nodelay(true)?;
                     tcp.set_read_timeout(Some(SILENCE))?;
                     tcp.set_write_timeout(Some(SILENCE))?;

@@ -7,12 +7,12 @@
 pub mod command;
 pub mod event;
 pub mod first_error;
+mod machine_signs;
 mod node_check;
 pub mod observation;
 mod orders;
 mod refusal;
 mod replicas;
-mod signs;
 mod stopping;
 pub mod trainer;
 pub mod watch;
@@ -135,7 +135,7 @@ pub struct Agent {
     /// The job is refused, which no restart changes.
     refusal: Option<refusal::Refusal>,
     last_reached: Option<Step>,
-    signs: signs::Signs,
+    signs: machine_signs::Signs,
     /// The latest part in a check of the nodes, and its result.
     checked: Option<((Time, u32), Option<Checked>)>,
     ledger: NodeLedger,
@@ -174,7 +174,7 @@ impl Agent {
             refused_since: None,
             refusal: None,
             last_reached: None,
-            signs: signs::Signs::default(),
+            signs: machine_signs::Signs::default(),
             checked: None,
             ledger,
             now,

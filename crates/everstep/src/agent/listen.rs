@@ -3,7 +3,7 @@
 use super::launch::Template;
 use super::{Input, counters, kernel_log};
 use everstep_core::severity::Table;
-use everstep_wire::door::Trouble;
+use everstep_wire::admission::Trouble;
 use everstep_wire::frame;
 use everstep_wire::limits::WORKER_CONNECTIONS_MAX;
 use everstep_wire::private::{Directory, Root};

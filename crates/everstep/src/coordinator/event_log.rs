@@ -163,7 +163,7 @@ impl Driver {
             Ok(text) => self.events.write(text),
             Err(e) => crate::say!("an event cannot be written as JSON: {e}"),
         }
-        self.desk.add(line);
+        self.dispatcher.add(line);
     }
 
     /// Returns the time of a line, in seconds since 1970. It never goes backwards.

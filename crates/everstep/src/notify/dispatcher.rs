@@ -11,7 +11,7 @@ use std::path::Path;
 use tokio::sync::mpsc;
 
 /// The notices of all jobs of a coordinator.
-pub struct Desk {
+pub struct Dispatcher {
     jobs: BTreeMap<String, Notifier>,
     routes: Vec<mpsc::UnboundedSender<Numbered>>,
     settled: mpsc::UnboundedReceiver<Settled>,
@@ -33,17 +33,17 @@ pub fn when(micros: u64) -> String {
     at.map_or("?".into(), |at| at.format("%Y-%m-%d %H:%M:%SZ").to_string())
 }
 
-impl Desk {
+impl Dispatcher {
     /// Continues where an earlier life of the coordinator ended, from its records.
     pub fn open(routes: Vec<Route>, records: &Path) -> Self {
         let (sender, settled) = mpsc::unbounded_channel();
         let routes = start(routes, &sender);
-        let mut desk = Desk { jobs: BTreeMap::new(), routes, settled, deliveries: Deliveries::default() };
-        if !desk.routes.is_empty() {
+        let mut dispatcher = Dispatcher { jobs: BTreeMap::new(), routes, settled, deliveries: Deliveries::default() };
+        if !dispatcher.routes.is_empty() {
             let text = std::fs::read_to_string(records).unwrap_or_default();
-            text.lines().filter_map(|l| serde_json::from_str(l).ok()).for_each(|line| desk.add(line));
+            text.lines().filter_map(|l| serde_json::from_str(l).ok()).for_each(|line| dispatcher.add(line));
         }
-        desk
+        dispatcher
     }
 
     /// Returns true if a notice is still being sent.
@@ -102,13 +102,13 @@ mod tests {
         [100.25, 110.5, 110.75].into_iter().zip(facts).map(line).collect()
     }
 
-    /// Opens the desk of a coordinator with these records and two webhooks.
-    fn opened(records: &[LogLine], urls: [&str; 2]) -> Desk {
+    /// Opens the dispatcher of a coordinator with these records and two webhooks.
+    fn opened(records: &[LogLine], urls: [&str; 2]) -> Dispatcher {
         let dir = tempfile::tempdir().unwrap();
         let lines: Vec<String> = records.iter().map(|l| serde_json::to_string(l).unwrap()).collect();
         std::fs::write(dir.path().join("events.jsonl"), lines.join("\n")).unwrap();
         let routes = urls.map(|url| Route::Webhook { url: url.into(), secret: None });
-        Desk::open(routes.into(), &dir.path().join("events.jsonl"))
+        Dispatcher::open(routes.into(), &dir.path().join("events.jsonl"))
     }
 
     /// Starts a webhook that accepts everything. Returns its address.
@@ -131,14 +131,14 @@ mod tests {
         url
     }
 
-    /// Lets the desk work until it has sent everything, at most for five seconds. Returns the news.
-    async fn works(desk: &mut Desk) -> News {
+    /// Lets the dispatcher work until it has sent everything, at most for five seconds. Returns the news.
+    async fn works(dispatcher: &mut Dispatcher) -> News {
         let mut all = News::default();
         for _ in 0..500 {
-            let News { facts, warnings } = desk.send_due(200_000_000);
+            let News { facts, warnings } = dispatcher.send_due(200_000_000);
             all.facts.extend(facts);
             all.warnings.extend(warnings);
-            if !desk.busy() {
+            if !dispatcher.busy() {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -153,10 +153,10 @@ mod tests {
     #[tokio::test]
     async fn a_notice_is_recorded_when_it_has_arrived_and_not_sent_again_then() {
         let url = webhook().await;
-        let mut desk = opened(&records(), [&url, &url]);
-        assert_eq!(desk.send_due(200_000_000), News::default(), "it is queued");
-        assert!(desk.busy());
-        assert_eq!(works(&mut desk).await.facts, [notified()]);
+        let mut dispatcher = opened(&records(), [&url, &url]);
+        assert_eq!(dispatcher.send_due(200_000_000), News::default(), "it is queued");
+        assert!(dispatcher.busy());
+        assert_eq!(works(&mut dispatcher).await.facts, [notified()]);
         let (job, fact) = notified();
         let mut records = records();
         records.push(LogLine { ts: 111.0, job: JobId(job), fact });
@@ -170,13 +170,13 @@ mod tests {
         let url = webhook().await;
         // Nobody listens there.
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let mut desk = opened(&records(), [&url, &format!("http://{silent}/hook")]);
+        let mut dispatcher = opened(&records(), [&url, &format!("http://{silent}/hook")]);
         for _ in 0..50 {
-            assert_eq!(desk.send_due(200_000_000), News::default(), "one route has not accepted it");
+            assert_eq!(dispatcher.send_due(200_000_000), News::default(), "one route has not accepted it");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        assert!(desk.busy());
-        drop(desk);
+        assert!(dispatcher.busy());
+        drop(dispatcher);
         let mut next = opened(&records(), [&url, &url]);
         assert_eq!(works(&mut next).await.facts, [notified()]);
     }
@@ -184,8 +184,8 @@ mod tests {
     #[tokio::test]
     async fn a_notice_that_a_route_refuses_is_settled_with_a_warning() {
         let url = webhook().await;
-        let mut desk = opened(&records(), [&url, "no address"]);
-        let News { facts, warnings } = works(&mut desk).await;
+        let mut dispatcher = opened(&records(), [&url, "no address"]);
+        let News { facts, warnings } = works(&mut dispatcher).await;
         assert_eq!(facts, [notified()]);
         assert!(matches!(&warnings[..], [one] if one.contains("webhook route")), "{warnings:?}");
     }

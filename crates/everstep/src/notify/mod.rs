@@ -1,12 +1,12 @@
 //! Sends notices of incidents until they arrive. What they say, and how long they are sent, is
 //! decided in the core (`notify`).
 
-mod desk;
+mod dispatcher;
 mod payload;
 pub mod routes;
 
 use data_encoding::{BASE64, HEXLOWER};
-pub use desk::{Desk, when};
+pub use dispatcher::{Dispatcher, when};
 use everstep_core::notify::{Attempts, Fate, Notice, Status};
 use ring::hmac;
 use routes::Route;

@@ -2,7 +2,7 @@
 
 use super::keys::Shared;
 use super::memory_budget::{ENTRY, Held};
-use everstep_wire::door::Pass;
+use everstep_wire::admission::Pass;
 use everstep_wire::limits::{
     PROOF_TIMEOUT, STORE_KEY_BYTES_MAX, STORE_KEYS_MAX, STORE_REQUEST_BYTES_MAX, STORE_REQUEST_TIMEOUT,
     STORE_VALUE_BYTES_MAX,
@@ -266,7 +266,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Client<R, W> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use everstep_wire::door::{Caller, Door};
+    use everstep_wire::admission::{Admission, Caller};
     use tokio::io::{DuplexStream, duplex, split};
 
     const HANDSHAKE: [u8; 5] = [0, 0xce, 0xf7, 0x85, 0x3c];
@@ -281,7 +281,7 @@ mod tests {
     ) -> (DuplexStream, tokio::task::JoinHandle<io::Result<()>>) {
         let (mut near, far) = duplex(1 << 10);
         let (reader, writer) = split(far);
-        let pass = Door::default().admit(Caller::Own).unwrap();
+        let pass = Admission::default().admit(Caller::Own).unwrap();
         let client = Client { reader: BufReader::new(reader), writer, shared: shared.clone(), within };
         let served = tokio::spawn(client.run(pass));
         near.write_all(&HANDSHAKE).await.unwrap();

@@ -11,7 +11,7 @@ use crate::agent::connection::Target;
 use crate::listening::Place;
 use everstep::pgstore::client::converse;
 use everstep::pgstore::keys::Shared;
-use everstep_wire::door::{self, Caller, Door, Pass, Trouble};
+use everstep_wire::admission::{self, Admission, Caller, Pass, Trouble};
 use everstep_wire::limits::{CONNECT_TIMEOUT, PROOF_TIMEOUT, STORE_CLIENTS_MAX, STORE_FORWARDED_MAX};
 use rustix::process::{Resource, getrlimit};
 use std::io;
@@ -121,7 +121,7 @@ impl PgStore {
 /// Accepts connections for ever. The protocol has no secret, so other users of this machine are
 /// turned away at once.
 async fn accept(listener: TcpListener, gate: Arc<Mutex<Gate>>, control: Option<Target>) {
-    let (door, mut trouble, most) = (Door::default(), Trouble::default(), most_clients());
+    let (admission, mut trouble, most) = (Admission::default(), Trouble::default(), most_clients());
     loop {
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -134,11 +134,11 @@ async fn accept(listener: TcpListener, gate: Arc<Mutex<Gate>>, control: Option<T
         };
         trouble.over();
         let Ok(local) = stream.local_addr() else { continue };
-        let caller = door::caller(local, peer);
+        let caller = admission::caller(local, peer);
         if matches!(caller, Caller::User(_)) {
             continue;
         }
-        let Some(pass) = door.admit(caller) else { continue };
+        let Some(pass) = admission.admit(caller) else { continue };
         let (gate, control) = (gate.clone(), control.clone());
         tokio::spawn(async move {
             if let Some(control) = &control {
@@ -204,7 +204,7 @@ async fn let_through(mut stream: TcpStream, control: &Target, pass: Pass, unprov
     let mut coordinator = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(endpoint)).await??;
     // The other node sends its token at once. If the coordinator has ended, another user of this
     // machine may have taken its port.
-    door::check_peer(coordinator.local_addr()?, coordinator.peer_addr()?)?;
+    admission::check_peer(coordinator.local_addr()?, coordinator.peer_addr()?)?;
     let _ = stream.set_nodelay(true);
     let _ = coordinator.set_nodelay(true);
     // Ends when either side does; both then open a new connection.
@@ -266,7 +266,7 @@ mod tests {
             let _ = listener.accept().unwrap().0.read_to_end(&mut heard);
             heard
         });
-        let pass = Door::default().admit(Caller::Own).unwrap();
+        let pass = Admission::default().admit(Caller::Own).unwrap();
         let refused = let_through(stream, &control, pass, FORWARDED_PROOF).await.unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
         assert_eq!(heard.join().unwrap(), b"");
@@ -276,15 +276,15 @@ mod tests {
     async fn a_forwarded_connection_that_stays_open_counts_as_unproven_only_at_first() {
         let coordinator = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let control = target(coordinator.local_addr().unwrap());
-        let (door, other) = (Door::default(), Caller::User(ANOTHER));
-        let mut waiting: Vec<_> = (0..UNPROVEN_PER_USER).map(|_| door.admit(other).unwrap()).collect();
+        let (admission, other) = (Admission::default(), Caller::User(ANOTHER));
+        let mut waiting: Vec<_> = (0..UNPROVEN_PER_USER).map(|_| admission.admit(other).unwrap()).collect();
         let pass = waiting.pop().unwrap();
         let (mut node, stream) = pair().await;
         let through =
             tokio::spawn(async move { let_through(stream, &control, pass, Duration::from_millis(300)).await });
         let (mut there, _) = coordinator.accept().await.unwrap();
-        assert!(door.admit(other).is_none());
-        while door.admit(other).is_none() {
+        assert!(admission.admit(other).is_none());
+        while admission.admit(other).is_none() {
             tokio::time::sleep(DRAIN_LOOK).await;
         }
         node.write_all(b"still open").await.unwrap();
