@@ -1,10 +1,9 @@
 //! The same tables as Apache Parquet: flat columns of numbers and text.
 //!
-//! The reader of the `parquet` crate trusts a file in several ways: it panics where columns are
-//! shorter than they claim, and allocates by claimed lengths. Here, a damaged file is an error.
+//! The reader of the `parquet` crate trusts a file: it panics where columns are shorter than they
+//! claim. Here, a damaged file is an error.
 
 use super::csv::of_fields;
-use super::footer;
 use super::table::Row;
 use parquet::errors::ParquetError;
 use parquet::file::metadata::ParquetMetaData;
@@ -12,9 +11,6 @@ use parquet::file::reader::{ChunkReader, FileReader, SerializedFileReader};
 use parquet::record::Field;
 use parquet::record::reader::RowIter;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-
-/// Bytes at the end of a file: the length of the footer, and `PAR1`.
-const TAIL_BYTES: u64 = 8;
 
 fn text(of: &Field) -> String {
     match of {
@@ -31,10 +27,6 @@ fn text(of: &Field) -> String {
 /// # Errors
 /// Fails if it is not a Parquet file, or lacks a column.
 pub fn rows(file: impl ChunkReader + 'static) -> Result<impl Iterator<Item = Result<Row, String>>, String> {
-    let footer = read(|| footer_of(&file))?;
-    if !footer::is_plausible(&footer) {
-        return Err(unreadable("its footer is damaged"));
-    }
     let reader = read(|| SerializedFileReader::new(file))?;
     if !is_consistent(reader.metadata()) {
         return Err(unreadable("its columns have different lengths, or are not flat"));
@@ -61,15 +53,6 @@ fn read<T>(call: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, String> 
         Ok(done) => done.map_err(unreadable),
         Err(_) => Err(unreadable("the file is damaged")),
     }
-}
-
-/// Returns the footer, or nothing if there is none. The reader has the better message for that.
-fn footer_of(file: &impl ChunkReader) -> Result<Vec<u8>, ParquetError> {
-    let Some(tail_at) = file.len().checked_sub(TAIL_BYTES) else { return Ok(Vec::new()) };
-    let tail = file.get_bytes(tail_at, TAIL_BYTES as usize)?;
-    let length = tail.first_chunk().map_or(0, |length| u32::from_le_bytes(*length));
-    let Some(start) = tail_at.checked_sub(u64::from(length)) else { return Ok(Vec::new()) };
-    Ok(file.get_bytes(start, length as usize)?.to_vec())
 }
 
 /// Returns whether all columns of a row group have as many values as it has rows. The reader would
