@@ -172,7 +172,10 @@ fn split_metadata(json: &[u8]) -> Option<(Metadata, [&[u8]; 2])> {
     let at = key + KEY.len() - 1;
     let mut values = serde_json::Deserializer::from_slice(json.get(at..)?).into_iter();
     let metadata = values.next()?.ok()?;
-    Some((metadata, [json.get(..key)?, json.get(at + values.byte_offset()..)?.trim_ascii_end()]))
+    let tail = json.get(at + values.byte_offset()..)?;
+    // What JSON allows between values, and nothing else: a form feed is an error.
+    let end = tail.iter().rposition(|byte| !matches!(byte, b' ' | b'\t' | b'\n' | b'\r')).map_or(0, |last| last + 1);
+    Some((metadata, [json.get(..key)?, tail.get(..end)?]))
 }
 
 /// Reads a safetensors header's JSON into an index (without checksums) and its metadata.
