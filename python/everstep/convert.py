@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
+from collections import OrderedDict
+from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from . import decoding, module_state, optimizer_state, optimizer_value
 from ._internal import CheckpointError, ListedCheckpoint, WantedPart, WholeCheckpoint, list_checkpoints, list_line
@@ -90,13 +94,9 @@ def _loaded(source: str | PathLike[str], step: int | None) -> tuple[dict[str, An
     whole = WholeCheckpoint(path)
     names = {t.name: t for t in whole.tensors()}
     if BLOB + "dcp" in names:
-        from .dcp import Reader, nesting
+        from .dcp import Reader
 
-        reader = Reader(path)
-        # Before torch does, which raises errors of its own, and makes lists of any length.
-        metadata = reader.read_metadata()
-        nesting.require_whole(metadata.planner_data.get(fqn, (fqn,)) for fqn in metadata.state_dict_metadata)
-        return _dcp_state(reader), {}
+        return _dcp_state(Reader(path)), {}
     check_step(names)
     # Memory is allocated only for tensors that can be read.
     whole.plan(
@@ -222,16 +222,29 @@ def _with_beside(tensors: dict[str, Tensor], ranks: list[Any]) -> tuple[dict[str
 def _dcp_state(reader: dcp.StorageReader) -> dict[str, Any]:
     """Loads everything in a checkpoint, without a model to load it into."""
     from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
-    state: dict[str, Any] = {}
+    from .dcp import nesting
+
+    # torch would raise an error of its own if this fails.
+    metadata = reader.read_metadata()
+    mappings = metadata.planner_data or {}
+    # Before memory is allocated.
+    nesting.nested(dict.fromkeys(metadata.state_dict_metadata), mappings)
+    values: dict[str, Any] = {
+        name: torch.empty(known.size, dtype=known.properties.dtype, device="cpu")
+        if isinstance(known, TensorStorageMetadata)
+        else known
+        for name, known in metadata.state_dict_metadata.items()
+    }
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
-        _load_state_dict(state, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+        _load_state_dict(values, storage_reader=reader, planner=planner, no_dist=True)
     except CheckpointException as e:
         # DCP's own error is not an Exception; raise its cause.
         raise next(iter(e.failures.values()))[0] from e
-    return state
+    return nesting.nested(values, mappings)
 
 
 def to_torch(state: dict[str, Any], out: Path) -> None:
@@ -239,15 +252,49 @@ def to_torch(state: dict[str, Any], out: Path) -> None:
     torch.save(state, out)
 
 
+class _Planner(DefaultSavePlanner):
+    """Saves empty dicts too, which torch leaves out."""
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], storage_meta: Any = None, is_coordinator: bool = False
+    ) -> None:
+        super().set_up_planner(state_dict, storage_meta, is_coordinator)
+        for path in _empty_dicts(state_dict, ()):
+            name = ".".join(map(str, path))
+            if self.state_dict.setdefault(name, {}) == {}:
+                self.mappings[name] = path
+
+
+def _empty_dicts(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+    if isinstance(value, dict):
+        if not value and path:
+            yield path
+        for key, inner in value.items():
+            yield from _empty_dicts(inner, (*path, str(key)))
+    elif type(value) is list:
+        for n, inner in enumerate(value):
+            yield from _empty_dicts(inner, (*path, n))
+
+
+def _without_attributes(value: Any) -> Any:
+    """Returns the state with tensors that have nothing but their elements: torch's planner asks a
+    tensor for attributes, which a file may have given it."""
+    if isinstance(value, Tensor):
+        return value.detach() if vars(value) or type(value) is not Tensor else value
+    if type(value) in (dict, OrderedDict):
+        return type(value)((key, _without_attributes(inner)) for key, inner in value.items())
+    return [_without_attributes(inner) for inner in value] if type(value) is list else value
+
+
 def _dcp_save(state: dict[str, Any], what: Path, **where: Any) -> None:
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
-        dcp.save(state, no_dist=True, **where)
+        dcp.save(_without_attributes(state), no_dist=True, planner=_Planner(), **where)
     except (CheckpointException, ValueError) as e:
         # CheckpointException is no Exception: what is behind it.
         cause = next(iter(e.failures.values()))[0] if isinstance(e, CheckpointException) else e
-        if isinstance(cause, ValueError):
+        if isinstance(cause, (ValueError, TypeError, AttributeError)):
             # Two values that would have one name.
             cause = CheckpointError(
                 f"torch.distributed.checkpoint cannot save {what}: {cause}; rename or remove one of its entries"

@@ -10,7 +10,6 @@ cannot be checked. The shards are those of a checkpoint, ``{"checkpoint": DIRECT
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import sys
@@ -29,9 +28,8 @@ from ._internal import (
 )
 from .blob_format import BLOB
 from .damage import OutOfMemory, reading
-from .dcp.foreign import safe_load
 from .dcp.pieces import TABLE, read_table
-from .layout import MODULE
+from .dcp.reader import plain
 from .values import Values, objects
 
 Wrong = tuple[int | None, str | None]
@@ -45,18 +43,13 @@ def shard_values(shard: Shard, rank: int, world_size: int) -> None:
     """
     values = Values(shard)
     layout = values.layout()
-    kinds = {} if layout is None else layout.kinds
     if layout is not None and (layout.rank, layout.world_size) != (rank, world_size):
         raise DamagedError(
             f"{shard.path} claims to be of rank {layout.rank} of {layout.world_size}, but is of rank {rank} of {world_size}",
             [],
         )
-    there = objects(values.entries)
-    for name in sorted(kinds.keys() | there):
-        if name in there:
-            values.of_object(name)
-        elif kinds[name] != MODULE:
-            raise DamagedError(f"{shard.path} has no value of {name}", [])
+    for name in sorted(objects(values.entries)):
+        values.of_object(name)
     values.of_step()
     values.places(world_size)
     # Decoded again as after tensors are filled: devices, parameters, gradients.
@@ -105,7 +98,7 @@ def _dcp_values(path: str, shards: list[Shard]) -> Iterator[Wrong]:
     table = read_table(path, shards)
     for fqn, (rank, name) in table.objects.items():
         try:
-            safe_load(io.BytesIO(shards[rank].bytes(name)), fqn)
+            plain(fqn, shards[rank].bytes(name))
         except (DamagedError, OutOfMemory) as e:
             yield rank, str(e.args[0])
         except CheckpointError:
@@ -133,7 +126,9 @@ def wrongs(item: dict[str, Any]) -> list[Wrong]:
 def main() -> int:
     """Runs ``python -m everstep.verify``, as ``everstep ckpt verify`` calls it."""
     for item in json.load(sys.stdin):
-        print(json.dumps(wrongs(item)), flush=True)
+        # A name may have what no other program reads as text.
+        found = [(rank, wrong and wrong.encode("utf-8", "backslashreplace").decode()) for rank, wrong in wrongs(item)]
+        print(json.dumps(found), flush=True)
     return 0
 
 

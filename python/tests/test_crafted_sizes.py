@@ -136,3 +136,83 @@ class _Pairs:
         from collections import OrderedDict
 
         return OrderedDict, (), None, None, iter([(self._key, 5)])
+
+
+class _Call:
+    """Is unpickled by a call."""
+
+    def __init__(self, function: object, *arguments: object) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> object:
+        return self.call
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        _Call(bytearray, HUGE),
+        _Call(torch.Tensor, 4),
+        _Call(torch.FloatTensor, 1 << 20),
+        _Call(torch.UntypedStorage, HUGE),
+    ],
+    ids=["bytearray", "Tensor", "FloatTensor", "UntypedStorage"],
+)
+def test_calls_for_memory_are_damage(tmp_path, what):
+    """torch.load(weights_only=True) makes them: of any size, or with whatever lay there before."""
+    torch.save({"inside": [what]}, tmp_path / "all.pt")
+    with pytest.raises(CheckpointError, match=r"which torch\.save does not write"):
+        convert.from_torch(tmp_path / "all.pt")
+
+
+def test_plain_values_are_no_calls_for_memory(tmp_path):
+    state = {"a": bytearray(b"abc"), "b": {1, 2}, "c": 3 + 4j, "d": torch.float32, "e": torch.Size([1]), "f": 1 << 70}
+    torch.save(state, tmp_path / "all.pt")
+    assert convert.from_torch(tmp_path / "all.pt") == state
+
+
+def test_a_file_of_an_old_torch_is_refused_with_what_to_do(tmp_path):
+    """It may name storages that it does not contain, which torch leaves as they were allocated."""
+    torch.save({"w": torch.ones(2)}, tmp_path / "all.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(CheckpointError, match=r"load it with torch\.load and save it again"):
+        convert.from_torch(tmp_path / "all.pt")
+
+
+def test_the_values_of_a_whole_directory_share_what_they_may_take(tmp_path):
+    """Each item of a checkpoint of DCP was allowed as much as a whole file."""
+    state = {f"o{n}": (torch.ones(1).expand(1 << 22),) for n in range(10)}
+    dcp.save(state, checkpoint_id=str(tmp_path / "dcp"), no_dist=True)
+    with pytest.raises(CheckpointError, match="would take more than 32 times"):
+        foreign.load(tmp_path / "dcp")
+
+
+def test_strings_that_occur_many_times_count(tmp_path):
+    text = "x" * (1 << 20)
+    torch.save({f"k{n}": text for n in range(200)}, tmp_path / "all.pt")
+    with pytest.raises(CheckpointError, match="would take more than 32 times"):
+        convert.from_torch(tmp_path / "all.pt")
+
+
+def _imported(source, out, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["everstep", "import", str(source), str(out), "--from", "torch"])
+    assert convert.main() == 0
+    return convert.load(out)
+
+
+def test_attributes_of_tensors_are_not_believed(tmp_path, monkeypatch):
+    """torch's planner asks a tensor for its place in a larger one."""
+    tensor = torch.arange(4.0)
+    tensor.global_shape, tensor.global_offsets = (4,), ((2,), (0,))
+    tensor.local_offsets, tensor.local_sizes = ((0,), (2,)), ((2,), (2,))
+    torch.save({"model": {"w": tensor}}, tmp_path / "all.pt")
+    found = _imported(tmp_path / "all.pt", tmp_path / "out", monkeypatch)
+    assert found["model"]["w"].tolist() == [0, 1, 2, 3]
+
+
+def test_an_empty_state_is_imported(tmp_path, monkeypatch):
+    """torch does not save empty dicts, so SGD's state could not be loaded any more."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.5)
+    torch.save({"optimizer": optimizer.state_dict()}, tmp_path / "all.pt")
+    found = _imported(tmp_path / "all.pt", tmp_path / "out", monkeypatch)
+    optimizer.load_state_dict(found["optimizer"])
+    assert found["optimizer"] == optimizer.state_dict()

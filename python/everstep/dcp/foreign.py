@@ -20,9 +20,9 @@ from torch import Tensor
 
 from .._internal import CheckpointError
 from ..damage import reading
-from . import nesting, restricted_unpickler
+from . import nesting, restricted_unpickler, screening
 from .restricted_unpickler import Made, Pairs, refused
-from .sizes import check_expanded, check_packed, length_of
+from .sizes import Allowance, length_of
 
 #: Longest metadata that is read, in bytes.
 METADATA_BYTES_MAX = 1 << 30
@@ -57,6 +57,7 @@ def safe_load(data: BinaryIO, what: str) -> Any:
         DamagedError: when it is not such a file.
     """
     with reading(what):
+        screening.check(data, what)
         try:
             return torch.load(data, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as e:
@@ -67,18 +68,17 @@ def safe_load(data: BinaryIO, what: str) -> Any:
             raise ValueError(str(e)) from e
 
 
-def bounded_load(data: BinaryIO, what: str) -> Any:
-    """Does the same for a file of anyone: what was loaded takes memory in proportion to its length.
+def bounded_load(data: BinaryIO, what: str, allowance: Allowance | None = None) -> Any:
+    """Does the same for a file of anyone: what was loaded takes memory in proportion to its length,
+    or within the ``allowance`` for several files.
 
     Raises:
         CheckpointError: when it would take more, or contains anything else.
         DamagedError: when it is not such a file.
     """
-    length = length_of(data)
-    with reading(what):
-        check_packed(data, what)
+    allowance = allowance or Allowance(length_of(data))
     value = safe_load(data, what)
-    check_expanded(value, length, what)
+    allowance.take(value, what)
     return value
 
 
@@ -120,17 +120,16 @@ def load(directory: Path) -> dict[str, Any]:
         for name, entry in entries.items():
             if isinstance(entry, _Whole):
                 _check(name, entry)
-    state: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    allowance = Allowance(sum(place.length for place in places.values()))
     for name, entry in entries.items():
         with reading(f"{name} in {directory}"):
-            value = (
-                _tensor(directory, name, entry, places)
+            values[name] = (
+                _tensor(directory, name, entry, places, allowance)
                 if isinstance(entry, _Whole)
-                else bounded_load(_piece(directory, places[name, None]), name)
+                else bounded_load(_piece(directory, places[name, None]), name, allowance)
             )
-            nesting.put(state, mappings.get(name, (name,)), value)
-    whole: dict[str, Any] = nesting.with_lists(state)
-    return whole
+    return nesting.nested(values, mappings)
 
 
 def _fields(made: Any, kind: str) -> dict[str, Any]:
@@ -290,10 +289,10 @@ def _piece(directory: Path, place: _Place) -> BinaryIO:
         return io.BytesIO(file.read(place.length))
 
 
-def _tensor(directory: Path, name: str, whole: _Whole, places: dict[Any, _Place]) -> Tensor:
+def _tensor(directory: Path, name: str, whole: _Whole, places: dict[Any, _Place], allowance: Allowance) -> Tensor:
     pieces = []
     for chunk in whole.chunks:
-        piece = bounded_load(_piece(directory, places[name, chunk.offsets]), name)
+        piece = bounded_load(_piece(directory, places[name, chunk.offsets]), name, allowance)
         if not isinstance(piece, Tensor) or tuple(piece.shape) != chunk.sizes or piece.dtype != whole.dtype:
             raise ValueError(f"a part of {name} has another type or shape than its metadata says")
         if (

@@ -3,7 +3,7 @@ numbers in a path are indices of a list."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from .._internal import CheckpointError
@@ -11,59 +11,71 @@ from .._internal import CheckpointError
 Path = tuple[str | int, ...]
 #: Limit on the levels of a state dict.
 DEPTH_MAX = 64
+#: Empty dicts in lists that a state may have beside as many as it has values.
+_EMPTY_FREE = 64
 
 
 class _Level(dict[Any, Any]):
     """A dict or list on the way to values."""
 
 
-def put(state: dict[Any, Any], path: Path, value: Any) -> None:
-    """Puts a value into the state, whose lists are not lists yet.
+def nested(values: Mapping[str, Any], mappings: Mapping[str, Path]) -> dict[str, Any]:
+    """Returns the state dict.
+
+    Args:
+        values: what was saved, by fully qualified name.
+        mappings: the path of each value of the state, also of those that were not saved.
 
     Raises:
-        ValueError: when the path contradicts that of another value.
+        CheckpointError: when the paths contradict each other, or an item of a list was not saved.
     """
+    state = _Level()
+    for name, value in values.items():
+        _put(state, mappings.get(name, (name,)), value)
+    known = {path[: n + 1] for path in mappings.values() for n in range(len(path))}
+    whole: dict[str, Any] = _Nesting(known, len(values) + _EMPTY_FREE).made(state, ())
+    return whole
+
+
+def _put(state: dict[Any, Any], path: Path, value: Any) -> None:
     *above, last = path
     for key in above:
         state = state.setdefault(key, _Level())
         if not isinstance(state, _Level):
-            raise ValueError("its path leads through a value")
+            raise CheckpointError(f"{_text(path)} has a path that leads through another value of the checkpoint")
     if last in state:
-        raise ValueError("its path is that of another value")
+        raise CheckpointError(f"{_text(path)} has the path of another value of the checkpoint")
     state[last] = value
 
 
-def with_lists(value: Any, path: str = "") -> Any:
-    """Converts levels of numbers to lists.
+class _Nesting:
+    def __init__(self, known: set[Path], empty: int) -> None:
+        self._known, self._empty = known, empty
 
-    Raises:
-        CheckpointError: when one is neither a list nor a dict.
-    """
-    if not isinstance(value, _Level) and type(value) is not dict:
-        return value
-    numbers = [k for k in value if type(k) is int]
-    if isinstance(value, _Level) and numbers:
-        if len(numbers) < len(value):
-            raise CheckpointError(f"{path[1:]} has items by number and by name in the checkpoint")
-        if (gap := next((n for n, k in enumerate(sorted(numbers)) if n != k), None)) is not None:
+    def made(self, value: Any, path: Path) -> Any:
+        """Returns a value with its levels made dicts and lists."""
+        if not isinstance(value, _Level):
+            return value
+        numbers = [key for key in value if type(key) is int]
+        if not numbers or not path:
+            return {key: self.made(inner, (*path, key)) for key, inner in value.items()}
+        if len(numbers) < len(value) or min(numbers) < 0:
+            raise CheckpointError(f"{_text(path)} has items by number and by name in the checkpoint")
+        return [
+            self.made(value[n], (*path, n)) if n in value else self._missing((*path, n))
+            for n in range(max(numbers) + 1)
+        ]
+
+    def _missing(self, path: Path) -> dict[str, Any]:
+        """Returns an empty dict, which torch does not save, for an item of a list."""
+        self._empty -= 1
+        if path in self._known or self._empty < 0:
             raise CheckpointError(
-                f"item {gap} of the list {path[1:]} is not in the checkpoint, which cannot be made whole without it; "
-                "load what there is with torch.distributed.checkpoint.load() into a state dict of your own"
+                f"{_text(path)} is not in the checkpoint, which has other items of its list; load what there is with "
+                "torch.distributed.checkpoint.load() into a state dict of your own"
             )
-        return [with_lists(value[k], f"{path}.{k}") for k in range(len(value))]
-    return {k: with_lists(v, f"{path}.{k}") if isinstance(v, _Level) else v for k, v in value.items()}
+        return {}
 
 
-def require_whole(paths: Iterable[Path]) -> None:
-    """Checks that values with these paths make whole dicts and lists.
-
-    Raises:
-        CheckpointError: naming one that is not whole.
-    """
-    state: dict[Any, Any] = {}
-    for path in paths:
-        try:
-            put(state, path, None)
-        except ValueError as e:
-            raise CheckpointError(f"{'.'.join(map(str, path))} cannot be put into one state dict: {e}") from e
-    with_lists(state)
+def _text(path: Path) -> str:
+    return ".".join(map(str, path))

@@ -16,6 +16,7 @@ from torch import Tensor
 from .._internal import CheckpointError, Entry, Shard
 from ..blob_format import BLOB
 from ..damage import reading
+from ..layout import EXTRA, LAYOUT, RNG
 from ..state import DTYPES, Item
 from ..tensors import storable
 from .foreign import cover
@@ -114,6 +115,8 @@ def items(pieces: Iterable[Piece], mappings: Mapping[str, Any]) -> list[Item]:
             tensor = tensor.contiguous().view(-1).view(torch.uint8)
         found.append(Item(piece.name, tensor, False))
         rows.append([piece.name, piece.fqn, dtype, list(piece.shape), list(piece.offsets), sizes])
+    if deep := next((name for name, path in mappings.items() if len(path) > DEPTH_MAX), None):
+        raise CheckpointError(f"{deep} is nested more than {DEPTH_MAX} levels deep, which cannot be saved")
     found.sort(key=lambda i: -i.tensor.element_size())
     table = json.dumps(
         {"version": VERSION, "pieces": rows, "objects": objects, "mappings": {k: list(v) for k, v in mappings.items()}}
@@ -171,11 +174,15 @@ def read_table(directory: str, shards: list[Shard]) -> Table:
             entries = {entry.name: entry for entry in shard.entries()}
             for row in said["pieces"]:
                 table.blocks.append(_stored(number, row, entries))
+            if len({row[0] for row in said["pieces"]}) < len(said["pieces"]):
+                raise ValueError("two parts of tensors have the same bytes")
             for fqn in said["objects"]:
                 if entries[_OBJECT + fqn].dtype != "U8":
                     raise ValueError(f"{fqn} is not an object")
                 table.objects.setdefault(fqn, (number, _OBJECT + fqn))
             table.mappings.update({fqn: _path(path) for fqn, path in said["mappings"].items()})
+            if mixed := [name for name in (RNG, EXTRA, LAYOUT) if BLOB + name in entries]:
+                raise ValueError(f"the shard has {BLOB}{mixed[0]}, which only a CheckpointManager saves")
             named = {TABLE, *(row[0] for row in said["pieces"]), *(_OBJECT + fqn for fqn in said["objects"])}
             if forgotten := sorted(entries.keys() - named):
                 raise ValueError(f"the shard has {forgotten[0]}, which the table does not list")

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from .._internal import Block, CheckpointError, DamagedError, Shard, list_checkpoints, open_shards
-from ..damage import OutOfMemory
+from ..damage import OutOfMemory, reading
 from ..directory import Directory
 from ..in_place import is_plain
 from ..worker import in_group
@@ -36,6 +36,25 @@ from .pieces import Stored, Table, pickled, read_table
 
 #: Threads that read one shard.
 THREADS = 4
+
+
+def plain(fqn: str, data: bytes) -> bytes:
+    """Returns an object as it was pickled, after it has been read as ``torch.load(weights_only=True)``
+    does.
+
+    Raises:
+        CheckpointError: when only a pickle could restore it.
+        DamagedError: when it cannot be read.
+    """
+    try:
+        with reading(fqn):
+            return pickled(safe_load(io.BytesIO(data), fqn))
+    except (DamagedError, OutOfMemory):
+        raise
+    except CheckpointError as e:
+        raise CheckpointError(
+            f"{e}. everstep.dcp.Reader(…, allow_pickle=True) reads it, but executes the code in it"
+        ) from e
 
 
 class Reader(dcp.StorageReader):
@@ -178,7 +197,7 @@ class Reader(dcp.StorageReader):
                 data = self._shards[shard].bytes(name)
                 if not self._allow_pickle:
                     # Planners unpickle, so they get what was read safely, pickled again here.
-                    data = self._plain(item.storage_index.fqn, data)
+                    data = plain(item.storage_index.fqn, data)
                 planner.load_bytes(item, io.BytesIO(data))
             else:
                 block = self._blocks[MetadataIndex(item.storage_index.fqn, item.storage_index.offset)]
@@ -188,17 +207,6 @@ class Reader(dcp.StorageReader):
         done: Future[None] = Future()
         done.set_result(None)
         return done
-
-    @staticmethod
-    def _plain(fqn: str, data: bytes) -> bytes:
-        try:
-            return pickled(safe_load(io.BytesIO(data), fqn))
-        except (DamagedError, OutOfMemory):
-            raise
-        except CheckpointError as e:
-            raise CheckpointError(
-                f"{e}. everstep.dcp.Reader(…, allow_pickle=True) reads it, but executes the code in it"
-            ) from e
 
     @staticmethod
     def _read(shard: Shard, wanted: list[tuple[ReadItem, Stored]], planner: LoadPlanner) -> None:

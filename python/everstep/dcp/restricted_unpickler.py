@@ -9,6 +9,7 @@ that DCP writes.
 from __future__ import annotations
 
 import pickletools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,13 +81,20 @@ def loads(data: bytes) -> Any:
         if op.name == "STOP":
             (value,) = stack
             return value
-        _step(op.name, arg, stack, memo)
+        if not step(op.name, arg, stack, memo, _name):
+            raise refused(
+                f"the metadata has the operation {op.name}, which torch.distributed.checkpoint does not write"
+            )
     raise ValueError("the pickle does not end")
 
 
-def _step(op: str, arg: Any, stack: list[Any], memo: dict[int, Any]) -> None:
+def step(op: str, arg: Any, stack: list[Any], memo: dict[int, Any], name: Callable[[str, str], Made]) -> bool:
+    """Does one operation of a pickle. ``name`` returns what stands for a name of a module.
+
+    Returns whether the operation is known.
+    """
     if op in ("PROTO", "FRAME"):
-        return
+        return True
     if op in _VALUES:
         stack.append(arg)
     elif op in _CONSTANTS:
@@ -114,10 +122,10 @@ def _step(op: str, arg: Any, stack: list[Any], memo: dict[int, Any]) -> None:
             raise ValueError("items of what has none")
         target.items.extend(zip(values[::2], values[1::2], strict=True))
     elif op == "GLOBAL":
-        stack.append(_name(*str(arg).split(" ", 1)))
+        stack.append(name(*str(arg).split(" ", 1)))
     elif op == "STACK_GLOBAL":
-        name, module = stack.pop(), stack.pop()
-        stack.append(_name(_a(str, module), _a(str, name)))
+        last, module = stack.pop(), stack.pop()
+        stack.append(name(_a(str, module), _a(str, last)))
     elif op in ("REDUCE", "NEWOBJ"):
         args, made = stack.pop(), stack.pop()
         stack.append(Made(_a(Made, made).name, True, _a(tuple, args)))
@@ -127,7 +135,8 @@ def _step(op: str, arg: Any, stack: list[Any], memo: dict[int, Any]) -> None:
     elif op == "POP":
         stack.pop()
     else:
-        raise refused(f"the metadata has the operation {op}, which torch.distributed.checkpoint does not write")
+        return False
+    return True
 
 
 def _popped(stack: list[Any], n: int) -> list[Any]:

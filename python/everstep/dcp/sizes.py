@@ -15,8 +15,6 @@ from torch import Tensor
 
 from .._internal import CheckpointError
 
-#: How torch recognizes its own files.
-_ZIP = b"PK\3\4"
 #: Memory that any file may take, and how often a file may hold the same elements (tied weights).
 _FREE, _TIMES = 64 << 20, 32
 #: An element of a container, in bytes.
@@ -46,10 +44,6 @@ def check_packed(data: BinaryIO, what: str) -> None:
         ValueError: when its table of records cannot be read.
     """
     at, length = data.tell(), length_of(data)
-    head = data.read(len(_ZIP))
-    data.seek(at)
-    if head != _ZIP:
-        return  # written by an old torch, or no such file at all
     try:
         with zipfile.ZipFile(data) as file:
             claimed = sum(record.file_size for record in file.infolist())
@@ -60,27 +54,34 @@ def check_packed(data: BinaryIO, what: str) -> None:
         raise _refused(f"{what} has {length} bytes, but its records have {claimed}, and torch.save compresses none")
 
 
-def check_expanded(value: Any, length: int, what: str) -> None:
-    """Checks how much memory a loaded value takes once it is written out.
+class Allowance:
+    """The memory that the values in files of ``length`` bytes may take once they are written out."""
 
-    Raises:
-        CheckpointError: when that is out of proportion to the file's length.
-    """
-    left = _FREE + _TIMES * length
-    # Not by identity: what occurs twice is written twice.
-    stack = [value]
-    while stack:
-        value = stack.pop()
-        if isinstance(value, Tensor):
-            # Others have no elements in memory, and cannot be written.
-            if value.layout is torch.strided and not value.is_meta:
-                left -= value.numel() * value.element_size()
-        elif isinstance(value, (list, tuple, set, dict)):
-            left -= _ELEMENT * len(value)
-            if left >= 0:
-                stack.extend(value.values() if isinstance(value, dict) else value)
-        if left < 0:
-            raise _refused(
-                f"{what} has {length} bytes, but its values would take more than {_TIMES} times as many (and "
-                f"{_FREE >> 20} MiB): some of its tensors repeat a few elements (expand()), or occur many times"
-            )
+    def __init__(self, length: int) -> None:
+        self._length, self._left = length, _FREE + _TIMES * length
+
+    def take(self, value: Any, what: str) -> None:
+        """Takes what one of the values needs.
+
+        Raises:
+            CheckpointError: when not enough is left.
+        """
+        # Not by identity: what occurs twice is written twice.
+        stack = [value]
+        while stack:
+            value = stack.pop()
+            if isinstance(value, Tensor):
+                # Others have no elements in memory, and cannot be written.
+                if value.layout is torch.strided and not value.is_meta:
+                    self._left -= value.numel() * value.element_size()
+            elif isinstance(value, (str, bytes, bytearray)):
+                self._left -= len(value)
+            elif isinstance(value, (list, tuple, set, dict)):
+                self._left -= _ELEMENT * len(value)
+                if self._left >= 0:
+                    stack.extend([*value, *value.values()] if isinstance(value, dict) else value)
+            if self._left < 0:
+                raise _refused(
+                    f"the values of {what} would take more than {_TIMES} times the {self._length} bytes of their files (and "
+                    f"{_FREE >> 20} MiB): some repeat a few elements (expand()), or occur many times"
+                )
