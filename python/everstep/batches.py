@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._C import _functorch
 
 from . import rng
+from .damage import reading
 from .tensors import raw
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -254,7 +255,11 @@ class Resumable:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Sets the calls to replay, in their order."""
-        self._replay = [(key, before) for key, before in state["outstanding"]]
+        with reading("the state of a batch function"):
+            replay = [(key, before) for key, before in state["outstanding"]]
+        for _, before in replay:
+            rng.check(before)
+        self._replay = replay
         self._outstanding, self._used = [], []
 
 

@@ -18,9 +18,25 @@ def _sharding(tensor: Any) -> Any:
     return (tensor.shape, tensor.device_mesh, tensor.placements) if is_sharded(tensor) else None
 
 
-def difference(saved: Any, found: Any, path: str = "") -> str | None:
+def difference(
+    saved: Any, found: Any, path: str = "", same: dict[tuple[int, int], tuple[Any, Any]] | None = None
+) -> str | None:
     """Returns where two states differ first (``/exp_avg``, ``[3]``; empty for the states
-    themselves); ``None`` if they are the same."""
+    themselves); ``None`` if they are the same.
+
+    Args:
+        same: containers that were found to be the same, by their identities. Some occur many times.
+    """
+    same = {} if same is None else same
+    if (id(saved), id(found)) in same:
+        return None
+    at = _difference(saved, found, path, same)
+    if at is None and isinstance(saved, (Mapping, list, tuple, deque)):
+        same[id(saved), id(found)] = saved, found
+    return at
+
+
+def _difference(saved: Any, found: Any, path: str, same: dict[tuple[int, int], tuple[Any, Any]]) -> str | None:
     if isinstance(saved, Tensor):
         if not isinstance(found, Tensor) or _sharding(saved) != _sharding(found):
             return path
@@ -33,7 +49,7 @@ def difference(saved: Any, found: Any, path: str = "") -> str | None:
     if isinstance(saved, Mapping):
         for key in saved.keys() | found.keys():
             at = f"{path}/{key}"
-            inner = at if key not in saved or key not in found else difference(saved[key], found[key], at)
+            inner = at if key not in saved or key not in found else difference(saved[key], found[key], at, same)
             if inner is not None:
                 return inner
         return None
@@ -41,10 +57,10 @@ def difference(saved: Any, found: Any, path: str = "") -> str | None:
         if len(saved) != len(found) or getattr(saved, "maxlen", None) != getattr(found, "maxlen", None):
             return path
         pairs = enumerate(zip(saved, found, strict=True))
-        return next((d for i, (a, b) in pairs if (d := difference(a, b, f"{path}[{i}]")) is not None), None)
+        return next((d for i, (a, b) in pairs if (d := difference(a, b, f"{path}[{i}]", same)) is not None), None)
     if type(saved).__module__ == "numpy":
-        same = saved.dtype == found.dtype and saved.shape == found.shape and saved.tobytes() == found.tobytes()
-        return None if same else path
+        equal = saved.dtype == found.dtype and saved.shape == found.shape and saved.tobytes() == found.tobytes()
+        return None if equal else path
     if isinstance(saved, Generator):
-        return difference(saved.get_state(), found.get_state(), path)
+        return difference(saved.get_state(), found.get_state(), path, same)
     return None if saved == found or saved != saved else path

@@ -12,10 +12,10 @@ import torch
 from ._internal import CheckpointError, DamagedError
 
 #: UnicodeDecodeError is a ValueError, KeyError and IndexError are LookupErrors, torch's own are
-#: RuntimeErrors.
+#: RuntimeErrors. numpy raises SyntaxError for some dtypes.
 _RAISED = (
     LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError, MemoryError, RuntimeError, AssertionError,
-    EOFError, BufferError, pickle.UnpicklingError,
+    EOFError, BufferError, SyntaxError, pickle.UnpicklingError,
 )  # fmt: skip
 
 
@@ -61,3 +61,23 @@ def reading(what: str) -> Iterator[None]:
         if is_out_of_memory(e):
             raise out_of_memory(e) from e
         raise DamagedError(f"{what} cannot be read: {type(e).__name__}: {str(e)[:300]}", []) from e
+
+
+@contextmanager
+def loading(name: str, obj: object) -> Iterator[None]:
+    """Turns errors of the enclosed code, which gives an object its state, into a refusal. That is not
+    damage: what everstep knows of the state has been checked before.
+
+    Raises:
+        CheckpointError: naming the object, for any error; those of everstep's own pass.
+    """
+    try:
+        yield
+    except Exception as e:
+        if is_out_of_memory(e) or (isinstance(e, CheckpointError) and not isinstance(e, DamagedError)):
+            raise
+        damage = isinstance(e, DamagedError)
+        raise CheckpointError(
+            f"{name}=: load_state_dict() of {type(obj).__module__}.{type(obj).__qualname__} rejected the state in the "
+            f"checkpoint: {e.args[0] if damage else f'{type(e).__name__}: {e}'}"
+        ) from (None if damage else e)

@@ -48,6 +48,9 @@ from .sharded import Note, Part, note_from
 from .tensors import as_real_dtype, device_named
 
 _T = TypeVar("_T")
+#: Limits on what is hashed: levels, which take C's stack, and elements, of which one that occurs
+#: twice is hashed twice.
+_HASHED_LEVELS_MAX, _HASHED_ELEMENTS_MAX = 100, 1 << 20
 
 
 def decode(
@@ -93,43 +96,76 @@ class _Decoder:
     def __init__(self, tensor: Callable[[str], Any], finish: bool, sharded: Callable[[Any, Note], Any] | None) -> None:
         self._tensor, self._finish, self._sharded = tensor, finish, sharded
         self._seen: list[Any] = []
+        #: Levels and elements of each value in ``_seen``, and of what was decoded last.
+        self._extents: list[tuple[int, int]] = []
+        self._levels, self._elements = 0, 0
 
     def value(self, node: Any) -> Any:
+        levels, elements = self._levels, self._elements
+        self._levels, self._elements = 0, 0
         kind = type(node)
         if kind is list:
-            return self._complete(self._items(node))
-        if kind is not dict:
-            return node
-        if len(node) == 1 and type(code := next(iter(node))) is int:
-            if code == SAME:
-                return self._seen[node[code]]
-            if code == TUPLE and type(node[code]) is list and set(map(type, node[code])) <= NUMBERS:
-                return tuple(node[code])
+            found: Any = self._complete(self._items(node))
+        elif kind is not dict:
+            found = node
+        elif len(node) != 1 or type(code := next(iter(node))) is not int:
+            found = self._complete({k: self.value(v) for k, v in node.items()})
+        elif code == SAME:
+            self._levels, self._elements = self._extents[node[code]]
+            found = self._seen[node[code]]
+        elif code == TUPLE and type(node[code]) is list and set(map(type, node[code])) <= NUMBERS:
+            self._elements = len(node[code])
+            found = tuple(node[code])
+        else:
             found = self._tagged(code, node[code])
-            return self._complete(found) if code in _NUMBERED else found
-        return self._complete({k: self.value(v) for k, v in node.items()})
+            if code in _NUMBERED:
+                self._complete(found)
+        self._levels, self._elements = max(levels, self._levels + 1), elements + self._elements + 1
+        return found
 
     def _complete(self, found: Any) -> Any:
         self._seen.append(found)
+        self._extents.append((self._levels, self._elements))
         return found
 
     def _items(self, nodes: Any) -> list[Any]:
-        nodes = _as(list, nodes)
-        return nodes if set(map(type, nodes)) <= NUMBERS else [self.value(n) for n in nodes]
+        items: list[Any] = _as(list, nodes)
+        if set(map(type, items)) <= NUMBERS:
+            self._elements += len(items)
+            return items
+        return [self.value(n) for n in items]
+
+    def _hashed(self, node: Any) -> Any:
+        levels, elements = self._levels, self._elements
+        self._levels, self._elements = 0, 0
+        found = self.value(node)
+        if self._levels > _HASHED_LEVELS_MAX or self._elements > _HASHED_ELEMENTS_MAX:
+            raise ValueError("a key or an element of a set is too large")
+        self._levels, self._elements = max(levels, self._levels), elements + self._elements
+        return found
 
     def _pairs(self, nodes: Any) -> list[tuple[Any, Any]]:
-        flat = self._items(nodes)
+        nodes = _as(list, nodes)
+        if set(map(type, nodes)) <= NUMBERS:
+            flat = self._items(nodes)
+        else:
+            flat = [self._hashed(n) if i % 2 == 0 else self.value(n) for i, n in enumerate(nodes)]
         return list(zip(flat[::2], flat[1::2], strict=True))
 
     def _with_attributes(self, found: Any, attributes: Any) -> Any:
         if attributes is not None:
-            vars(found).update(_as(dict, self.value(attributes)))
+            more = _as(dict, self.value(attributes))
+            if hidden := [name for name in more if hasattr(type(found), name)]:
+                raise ValueError(f"an attribute {hidden[0]} that would hide a method")
+            vars(found).update(more)
         return found
 
     def _tagged(self, code: int, given: Any) -> Any:
         plain = _PLAIN.get(code)
         if plain is not None:
             return plain(given)
+        if code in (SET, FROZENSET):
+            return _OF_ITEMS[code]([self._hashed(n) for n in _as(list, given)])
         if code in _OF_ITEMS:
             return _OF_ITEMS[code](self._items(given))
         if code == PAIRS:

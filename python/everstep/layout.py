@@ -33,7 +33,7 @@ class Layout:
             type(self.rank) is not int
             or type(self.world_size) is not int
             or type(self.replicated) is not bool
-            or not 0 <= self.rank < self.world_size
+            or not 0 <= self.rank < self.world_size < 1 << 32
         ):
             raise ValueError("an invalid rank")
         if not isinstance(kinds, dict) or not all(

@@ -14,12 +14,17 @@ from torch import Tensor
 
 from .tensors import BY_NAME
 
+#: Limit on values in values. Each takes C's stack.
+_NESTING_MAX = 50
 _TUPLE, _SET, _BIG_INT, _COMPLEX, _NUMPY, _TENSOR, _TORCH, _PAIRS, _SIZE = range(1, 10)
 
 
-def decode(data: bytes, tensor: Callable[[str], Any]) -> Any:
-    """Returns the value; ``tensor`` returns each tensor by name."""
-    return msgpack.unpackb(data, ext_hook=_Decoder(tensor), strict_map_key=False)
+def decode(data: bytes, tensor: Callable[[str], Any], depth: int = 0) -> Any:
+    """Returns the value; ``tensor`` returns each tensor by name, ``depth`` is the number of values
+    that it is in."""
+    if depth > _NESTING_MAX:
+        raise ValueError("its values are nested too deeply")
+    return msgpack.unpackb(data, ext_hook=_Decoder(tensor, depth), strict_map_key=False)
 
 
 def tensor_of(dtype: str, shape: list[int], data: bytes) -> Tensor:
@@ -35,15 +40,15 @@ def tensor_of(dtype: str, shape: list[int], data: bytes) -> Tensor:
 
 
 class _Decoder:
-    def __init__(self, tensor: Callable[[str], Any]) -> None:
-        self.tensor = tensor
+    def __init__(self, tensor: Callable[[str], Any], depth: int) -> None:
+        self.tensor, self.depth = tensor, depth
 
     def __call__(self, code: int, data: bytes) -> Any:
         if code == _TENSOR:
             return self.tensor(data.decode())
         if code == _BIG_INT:
             return int(data)
-        value = decode(data, self.tensor)
+        value = decode(data, self.tensor, self.depth + 1)
         if code == _TUPLE:
             return tuple(value)
         if code == _SET:

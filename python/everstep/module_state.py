@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from . import fsdp1
-from ._internal import CheckpointError, DamagedError
+from ._internal import CheckpointError, DamagedError, Entry
 from .compare import difference
 from .damage import reading
 from .tensor_places import Place
-from .tensors import as_real_dtype, is_lazy, local, real_dtype, same_bits, stored_as
+from .tensors import BY_NAME, as_real_dtype, is_lazy, local, real_dtype, same_bits, stored_as
 
 #: Marks what is saved of a module beside its tensors. Earlier checkpoints have the values alone.
 FORMAT = "__everstep_module__"
@@ -174,6 +174,19 @@ def checked_beside(value: Any) -> Any:
     return value
 
 
+def check_dtypes(name: str, value: Any, entries: Mapping[str, Entry]) -> None:
+    """Checks that the tensors of a module can have the dtypes that are recorded beside them.
+
+    Raises:
+        DamagedError: when one cannot.
+    """
+    for key, dtype in read_beside(value)["dtypes"].items():
+        entry = entries.get(f"{name}.{key}")
+        if entry is not None and entry.dtype in BY_NAME:
+            with reading(f"the dtype of {name}.{key}"):
+                as_real_dtype(torch.empty(entry.shape, dtype=BY_NAME[entry.dtype], device="meta"), dtype)
+
+
 def _whole(tensor: Tensor, live: Any) -> Tensor:
     """Returns a part as the sharded tensor that the module has."""
     if getattr(live, "_local_tensor", None) is None or not hasattr(live, "device_mesh"):
@@ -201,8 +214,7 @@ def load(name: str, module: nn.Module, tensors: Mapping[str, Tensor], beside: di
     for key, stored in tensors.items():
         live = before.tensors.get(key)
         dtype = beside["dtypes"].get(key)
-        with reading(f"the dtype of {name}.{key}"):
-            tensor = stored if dtype is None else as_real_dtype(stored, dtype)
+        tensor = stored if dtype is None else as_real_dtype(stored, dtype)
         state[key] = tensor if live is None else _whole(tensor, live[1])
     state.update(beside["values"])
     # In torch's order.

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from ._internal import CheckpointError
 from .compare import difference
+from .damage import loading
 from .optimizer_state import NAMES, ParameterNames, kind_of, parameters_of
 from .sharded import Part, is_sharded, rebuilt
 from .tensor_places import Place, place_of
@@ -84,6 +85,17 @@ def restore(
         CheckpointError: when parameters and groups do not match one to one, and when something was
             not restored.
     """
+    with loading(name, optimizer):
+        _restore(name, optimizer, value, names, places)
+
+
+def _restore(
+    name: str,
+    optimizer: Optimizer,
+    value: dict[str, Any],
+    names: ParameterNames,
+    places: Mapping[str, Place] | None,
+) -> None:
     order, parameters = names.of(optimizer), parameters_of(optimizer)
     if len(value["groups"]) != len(optimizer.param_groups):
         raise CheckpointError(
@@ -165,12 +177,7 @@ def _load(
     before = [set(g) for g in optimizer.param_groups]
     # torch takes state that belongs to no parameter as it is.
     given = {k: _castable(v) if plainly and type(k) is int and isinstance(v, dict) else v for k, v in state.items()}
-    try:
-        optimizer.load_state_dict({"state": given, "param_groups": groups})
-    except Exception as e:
-        raise CheckpointError(
-            f"{name}=: load_state_dict() of {kind_of(optimizer)} rejected the state in the checkpoint: {type(e).__name__}: {e}"
-        ) from e
+    optimizer.load_state_dict({"state": given, "param_groups": groups})
     for was, group in zip(before, optimizer.param_groups, strict=True):
         if lost := sorted(was - group.keys()):
             raise CheckpointError(

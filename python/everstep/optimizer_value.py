@@ -33,20 +33,30 @@ def _is_by_names(value: dict[str, Any]) -> bool:
     ):
         return False
     for key, _ in other:
-        # Raises if it cannot be a key.
+        # Raises if it cannot be a key. A tensor would be one by identity.
         hash(key)
+        if isinstance(key, Tensor):
+            return False
     good = all(isinstance(n, str) and isinstance(s, dict) for n, s in state.items()) and all(map(_is_group, groups))
-    good = good and all(isinstance(n, str) and isinstance(s, list) for n, s in shapes.items())
+    good = good and all(isinstance(n, str) and _is_shape(s) for n, s in shapes.items())
+    good = good and type(value.get("names")) in (int, bool, str, type(None))
     # A tensor that is not wanted is not read.
     values = value.get("values", {})
     good = (
         good
         and isinstance(values, dict)
-        and all(isinstance(n, str) and isinstance(v, (Tensor, Part, type(None))) for n, v in values.items())
+        and all(
+            isinstance(n, str) and n.startswith("param_") and isinstance(v, (Tensor, Part, type(None)))
+            for n, v in values.items()
+        )
     )
     sharded = value.get("sharded", [])
     good = good and isinstance(sharded, list) and all(isinstance(n, str) for n in sharded)
     return good and isinstance(value.get("kind"), (str, type(None)))
+
+
+def _is_shape(shape: Any) -> bool:
+    return isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 62 for n in shape)
 
 
 def _is_group(group: Any) -> bool:

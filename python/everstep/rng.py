@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import random
 import sys
 import warnings
@@ -72,7 +73,10 @@ def check(state: dict[str, Any]) -> None:
             import numpy
 
             numpy.random.RandomState(_bit_generator(state["numpy"])()).set_state(_numpy(state["numpy"]))
-        for device in state.get("cuda", ()):
+        devices = state.get("cuda", [])
+        if type(devices) is not list:
+            raise ValueError(f"expected the generators of GPUs, found {type(devices).__name__}")
+        for device in devices:
             _bytes(device)
 
 
@@ -104,14 +108,22 @@ def _bit_generator(state: Any) -> Any:
     return getattr(numpy.random, name)
 
 
+def _check_position(position: Any, end: int) -> None:
+    if not 0 <= operator.index(position) <= end:
+        raise ValueError(f"a position of numpy's generator is not between 0 and {end}")
+
+
 def _numpy(state: Any) -> Any:
     import numpy
 
     if isinstance(state, dict):
+        # numpy believes positions: it would read beyond the numbers.
+        inner = state["state"]
+        _check_position(inner.get("pos", 0), 624)
+        _check_position(state.get("buffer_pos", 0), 4)
         return state
     name, keys, pos, has_gauss, cached = state
-    if not 0 <= pos <= 624:
-        raise ValueError(f"position {pos} of numpy's generator")
+    _check_position(pos, 624)
     return name, numpy.frombuffer(keys, dtype=numpy.uint32), pos, int(has_gauss), cached
 
 

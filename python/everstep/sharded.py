@@ -6,6 +6,7 @@ parameter.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from .tensors import local
 
 #: Placements by dimension of the mesh (empty: replicated), and the shape of the whole.
 Note = tuple[list[str], list[int]]
+#: How placements are formatted.
+_WRITTEN = re.compile(r"R\Z|S\d{1,3}\Z|P\w+\Z|\?")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +40,7 @@ def note_from(found: Any) -> Note:
         ValueError: when it is invalid.
     """
     written, shape = found
-    good = isinstance(written, list) and all(isinstance(p, str) and p for p in written)
+    good = isinstance(written, list) and all(isinstance(p, str) and _WRITTEN.match(p) for p in written)
     if not good or not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
         raise ValueError("the recorded sharding of a tensor is invalid")
     return written, shape

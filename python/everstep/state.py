@@ -22,6 +22,7 @@ from ._internal import CheckpointError, Entry, Shard
 from .batches import Resumable
 from .blob_format import BLOB
 from .compare import difference
+from .damage import loading, reading
 from .layout import EXTRA, LAYOUT, MODULE, OPTIMIZER, OTHER, RESERVED, RNG, Layout, other_kind
 from .module_state import Entries
 from .optimizer_state import ParameterNames, TrainedParameters
@@ -353,7 +354,7 @@ class State:
             if blob not in stored.entries or not (own or not isinstance(obj, Resumable)):
                 continue
             if name in self.optimizers_by_name and isinstance(shard, Resharded):
-                values[name] = shard.optimizer(blob, names.of(self.optimizers_by_name[name]), stored.room)
+                values[name] = shard.optimizer(blob, names.of(self.optimizers_by_name[name]), stored.room_in_value)
             else:
                 value = stored.of_object(name, self._kinds[name])
                 if name in self._modules and module_state.read_beside(value)["values"]:
@@ -380,7 +381,8 @@ class State:
                     # Decoded again: the object may have modified what it was given.
                     again = stored.value(name)
                     self._compare(name, obj, again["whole"] if whole else again)
-        rng.put(values[RNG])
+        with reading("the state of the random generators"):
+            rng.put(values[RNG])
         if not own:
             rng.diverge(self.layout.rank)
             self._statistics.report(self.layout, stored.layout())
@@ -389,15 +391,8 @@ class State:
 
     @staticmethod
     def _load(name: str, obj: Any, value: Any) -> None:
-        try:
+        with loading(name, obj):
             obj.load_state_dict(value)
-        except CheckpointError:
-            raise
-        except Exception as e:
-            raise CheckpointError(
-                f"{name}=: load_state_dict() of {optimizer_state.kind_of(obj)} rejected the state in the "
-                f"checkpoint: {type(e).__name__}: {e}"
-            ) from e
 
     @staticmethod
     def _compare(name: str, obj: Any, value: Any) -> None:

@@ -37,6 +37,8 @@ def check_step(names: Container[str]) -> None:
     Raises:
         DamagedError: when one is missing.
     """
+    if BLOB + "dcp" in names:
+        raise DamagedError("the checkpoint has a table of torch.distributed.checkpoint beside other values", [])
     if missing := [n for n in (EXTRA, RNG) if BLOB + n not in names]:
         raise DamagedError(
             f"there is no {' and no '.join(missing)} in the checkpoint, which everstep always writes", []
@@ -77,6 +79,16 @@ class Values:
                 raise out_of_memory(e) from e
         return self.targets[name]
 
+    def room_in_value(self, name: str) -> Tensor:
+        """Returns memory for a tensor that a value names.
+
+        Raises:
+            ValueError: when it is a module's, which is read into the module itself.
+        """
+        if in_module(name):
+            raise ValueError(f"a value has the tensor {name} of a module")
+        return self.room(name)
+
     def _has_module(self, name: str) -> bool:
         return any(n.startswith(f"{name}.") and in_module(n) for n in self.entries)
 
@@ -95,7 +107,11 @@ class Values:
         """
         if BLOB + LAYOUT not in self.entries:
             return None
-        return Layout.decoded(self._shard.bytes(BLOB + LAYOUT))
+        layout = Layout.decoded(self._shard.bytes(BLOB + LAYOUT))
+        # A module may have nothing beside its tensors.
+        if lost := [n for n, kind in layout.kinds.items() if kind != MODULE and BLOB + n not in self.entries]:
+            raise DamagedError(f"the checkpoint has no value of {lost[0]}", [])
+        return layout
 
     def places(self, world_size: int | None = None) -> dict[str, Place]:
         """Returns where the shard's tensors belong, by name.
@@ -144,6 +160,7 @@ class Values:
             optimizer_value.checked(value)
         elif kind == MODULE:
             module_state.checked_beside(value)
+            module_state.check_dtypes(name, value, self.entries)
         return value
 
     def of_step(self) -> None:
@@ -161,7 +178,7 @@ class Values:
 
     def _decoded(self, name: str) -> Any:
         self._blobs[name] = self._shard.bytes(BLOB + name)
-        return decoding.decode(self._blobs[name], self.room, finish=False)
+        return decoding.decode(self._blobs[name], self.room_in_value, finish=False)
 
     def finished(self) -> dict[str, Any]:
         """Returns all values that were decoded, now that ``targets`` are filled."""

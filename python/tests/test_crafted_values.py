@@ -11,6 +11,7 @@ import pytest
 from everstep import blob_format as f
 from everstep import decoding, rng
 from everstep._internal import DamagedError
+from everstep.compare import difference
 
 #: More than any machine has.
 HUGE = 1 << 60
@@ -41,6 +42,10 @@ WRONG = {
     "an array whose shape is bytes": {f.ARRAY: ["|u1", b"12", b"\2", False]},
     "a scalar of numbers": {f.SCALAR: ["|u1", [1]]},
     "a tensor of numbers": {f.INLINE: ["U8", [2], [1, 2], {}]},
+    "an array of a dtype that numpy cannot parse": {f.ARRAY: ["08f4", b"", [0], False]},
+    "an attribute in place of a method": {f.ORDERED: [[], {"items": 5}]},
+    "a placement that is none": {f.TENSOR: ["w", {"sharded": [["Sx"], [4]]}]},
+    "a large key": {f.PAIRS: [{f.TUPLE: [list(range(1 << 20))]}, 1]},
 }
 
 
@@ -66,3 +71,55 @@ def test_strings_without_a_size_take_no_memory():
 def test_a_number_where_the_state_of_a_generator_belongs_is_damage(change):
     with pytest.raises(DamagedError):
         rng.check({**rng.get(), **change})
+
+
+def test_values_of_an_earlier_format_are_not_nested_without_end():
+    """Each level takes C's stack, of which the interpreter died."""
+    nested = msgpack.packb([1])
+    for _ in range(500):
+        nested = msgpack.packb(msgpack.ExtType(1, nested))
+    with pytest.raises(DamagedError, match="nested too deeply"):
+        decoding.decode(nested, lambda name: None)
+
+
+@pytest.mark.parametrize("how", [f.PAIRS, f.SET])
+@pytest.mark.parametrize("of_two", [False, True], ids=["a chain", "each twice the one before"])
+def test_what_is_hashed_is_not_nested_without_end(how, of_two):
+    """Of a chain of shared tuples, hash() takes C's stack; of tuples that each have the one before twice, it never ends."""
+    count = 60 if of_two else 200_000
+    # They are numbered in the order in which they are complete.
+    shared = [{f.TUPLE: ["a"]}, *({f.TUPLE: [{f.SAME: n}] * (1 + of_two)} for n in range(count))]
+    key = {f.SAME: count}
+    with pytest.raises(DamagedError, match="a key or an element of a set is too large"):
+        _decoded([shared, {how: [key, 1] if how == f.PAIRS else [key]}])
+
+
+def test_a_value_that_occurs_many_times_is_compared_once():
+    """Sixty levels with two of the one before would never end."""
+    one, other = [1], [1]
+    for _ in range(60):
+        one, other = [one, one], [other, other]
+    assert difference(one, other) is None
+    different = [2]
+    for _ in range(60):
+        different = [different, different]
+    assert difference(one, different) == "[0]" * 61
+
+
+@pytest.mark.parametrize("pos", [-1, 625, 2147483646])
+def test_a_position_outside_of_the_numbers_of_a_generator_is_damage(pos):
+    """numpy believes it, and the next number that is drawn lies outside of the process's memory."""
+    numpy = pytest.importorskip("numpy")
+    state = numpy.random.RandomState(1).get_state(legacy=False)
+    rng.check({**rng.get(), "numpy": state})
+    with pytest.raises(DamagedError, match="a position of numpy's generator"):
+        rng.check({**rng.get(), "numpy": {**state, "state": {**state["state"], "pos": pos}}})
+    philox = numpy.random.RandomState(numpy.random.Philox(1)).get_state(legacy=False)
+    rng.check({**rng.get(), "numpy": philox})
+    with pytest.raises(DamagedError, match="a position of numpy's generator"):
+        rng.check({**rng.get(), "numpy": {**philox, "buffer_pos": pos}})
+
+
+def test_generators_of_gpus_that_are_no_list_are_damage():
+    with pytest.raises(DamagedError, match="expected the generators of GPUs, found dict"):
+        rng.check({**rng.get(), "cuda": {}})

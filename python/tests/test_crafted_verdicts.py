@@ -4,9 +4,11 @@ verdicts."""
 from __future__ import annotations
 
 import copy
+import json
 import os
 import subprocess
 
+import msgpack
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -15,7 +17,8 @@ from torch import nn
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 import everstep.dcp
-from everstep import CheckpointError, CheckpointManager, convert, decoding, encoding
+from everstep import CheckpointError, CheckpointManager, blob_format, convert, decoding, encoding
+from everstep.data import ElasticDistributedSampler
 from figures import crafted_changes, crafting
 
 EXP_AVG = "optimizer/state/model.weight/exp_avg"
@@ -99,6 +102,71 @@ def test_a_part_of_a_tensor_whose_rest_no_rank_has_is_damage(tmp_path, crafted):
         _restore(tmp_path / "out")
 
 
+def _with(blob, **changes):
+    """Returns a change of a value of the step."""
+
+    def change(shard):
+        line = shard.blob(blob)
+        value = msgpack.unpackb(line.data[1:], strict_map_key=False)
+        line.data = b"\xc1" + msgpack.packb({**value, **changes})
+        line.shape = [len(line.data)]
+
+    return change
+
+
+def _with_table(shard):
+    """Adds a table of DCP that lists everything in the shard."""
+    dtypes = {"F32": "float32", "U8": "uint8"}
+    rows = [
+        [t.name, f"v{n}", dtypes[t.dtype], t.shape, [0] * len(t.shape), t.shape] for n, t in enumerate(shard.tensors)
+    ]
+    table = json.dumps({"version": 1, "pieces": rows, "objects": [], "mappings": {}}).encode()
+    shard.tensors.append(crafting.Tensor(crafting.BLOB + "dcp", "U8", [len(table)], table))
+
+
+TENSOR = {blob_format.TENSOR: "model.weight"}
+#: What restore() accepted, or ended with another error than CheckpointError, though it is not what everstep writes.
+UNNOTICED = {
+    "a weight as an extra value": _with("extra", mine=TENSOR),
+    "a weight as a value of the optimizer": _with("optimizer", values={"model.weight": None}),
+    "a table of DCP": _with_table,
+    "a kind without a value": _with("layout", kinds={"model": "module", "optimizer": "optimizer", "ghost": "other"}),
+    "a kind whose name is not text": _with(
+        "layout",
+        kinds={
+            blob_format.PAIRS: [
+                "model",
+                "module",
+                "optimizer",
+                "optimizer",
+                {blob_format.TEXT: b"\xed\xa0\x80"},
+                "other",
+            ]
+        },
+    ),
+    "names that are an array": _with("optimizer", names={blob_format.ARRAY: ["<i8", bytes(16), [2], False]}),
+    "a shape that is no number": _with("optimizer", shapes={"model.weight": [{blob_format.BIG_INT: b"\1" * 2000}]}),
+}
+
+
+@pytest.mark.parametrize("what", UNNOTICED)
+def test_what_everstep_does_not_write_is_damage_for_both(tmp_path, crafted, what):
+    UNNOTICED[what](crafted.shards[0])
+    crafted.write(tmp_path / "out" / "step-1")
+    assert "step 1 disk" in _verify(tmp_path / "out")
+    with pytest.warns(UserWarning, match="skipping a checkpoint"), pytest.raises(CheckpointError):
+        _restore(tmp_path / "out")
+
+
+def test_a_sampler_is_not_put_outside_of_its_dataset():
+    sampler = ElasticDistributedSampler(range(10), seed=1)
+    state = sampler.state_dict()
+    for change in ({"epoch": []}, {"consumed": 10}, {"epoch": -1}):
+        with pytest.raises(CheckpointError):
+            sampler.load_state_dict({**state, **change})
+    sampler.load_state_dict(state)
+
+
 STATE = {"list": [torch.ones(2), "a", {"b": 2.5}], "step": 7}
 
 
@@ -139,7 +207,9 @@ def test_a_list_that_was_saved_with_a_gap_is_not_exported(tmp_path, left_out):
     _dcp_saved(tmp_path / "out", planner=_Without(left_out))
     assert _verify(tmp_path / "out") == "good"
     gap = left_out[-1]
-    with pytest.raises(CheckpointError, match=f"item {gap} of the list list is not in the checkpoint"):
+    with pytest.raises(
+        CheckpointError, match=f"list.{gap} is not in the checkpoint, which has other items of its list"
+    ):
         convert.load(tmp_path / "out")
     state = {"list": copy.deepcopy(STATE["list"]), "step": 0}
     state["list"][int(gap)] = None
@@ -175,9 +245,9 @@ def test_a_path_that_no_value_has_is_damage(tmp_path, name, path):
 @pytest.mark.parametrize(
     ("name", "path", "why"),
     [
-        ("list.99999999", '["list", 99999999]', "item 1 of the list list is not in the checkpoint"),
+        ("list.99999999", '["list", 99999999]', "is not in the checkpoint, which has other items of its list"),
         ("list.x", '["list", "x"]', "list has items by number and by name"),
-        ("list.0.a", '["list", 0, "a"]', "its path leads through a value"),
+        ("list.0.a", '["list", 0, "a"]', "has a path that leads through another value"),
     ],
 )
 def test_paths_that_contradict_each_other_are_not_exported(tmp_path, name, path, why):
@@ -186,3 +256,36 @@ def test_paths_that_contradict_each_other_are_not_exported(tmp_path, name, path,
     _with_path(tmp_path / "out", name, path)
     with pytest.raises(CheckpointError, match=why):
         convert.load(tmp_path / "out")
+
+
+def test_several_rows_of_one_part_are_damage(tmp_path):
+    """Each would be copied: a few bytes of a table for any amount of memory."""
+    _dcp_saved(tmp_path / "out")
+    found = crafting.read(tmp_path / "out" / "step-1")
+    table = found.shards[0].blob("dcp")
+    said = json.loads(table.data)
+    (row,) = said["pieces"]
+    said["pieces"] += [[row[0], f"w{n}", *row[2:]] for n in range(3)]
+    said["mappings"] |= {f"w{n}": [f"w{n}"] for n in range(3)}
+    table.data = json.dumps(said).encode()
+    table.shape = [len(table.data)]
+    found.write(tmp_path / "out" / "step-1")
+    assert "two parts of tensors have the same bytes" in _verify(tmp_path / "out")
+    with pytest.raises(CheckpointError, match="two parts of tensors have the same bytes"):
+        convert.load(tmp_path / "out")
+
+
+def test_dicts_that_are_empty_in_a_list_are_exported(tmp_path):
+    """torch does not save them. In place of the list, the export ended with an error of torch's."""
+    state = {"x": [1, {}, 2], "y": [{}, None]}
+    dcp.save(state, storage_writer=everstep.dcp.Writer(tmp_path / "out"), no_dist=True)
+    assert _verify(tmp_path / "out") == "good"
+    assert convert.load(tmp_path / "out") == state
+
+
+def test_a_state_that_is_nested_more_deeply_than_any_reader_takes_is_not_saved(tmp_path):
+    state = {"x": torch.ones(1)}
+    for _ in range(70):
+        state = {"x": state}
+    with pytest.raises(dcp.api.CheckpointException, match="nested more than 64 levels deep"):
+        dcp.save(state, storage_writer=everstep.dcp.Writer(tmp_path / "out"), no_dist=True)

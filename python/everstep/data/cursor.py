@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._internal import CheckpointError, Order
+from ..damage import reading
 
 #: Hashes of finished epochs that a state keeps.
 FINISHED = 16
@@ -101,6 +102,10 @@ class Cursor:
                     f"the sampler's state was saved with {text}; continuing would repeat or skip samples: use the same "
                     "dataset, seed and order"
                 )
-        self.at = state["epoch"] * self.samples + state["consumed"]
-        self.hash = _pair(state["hash"])
-        self.finished = {int(e): h for e, h in state["finished"]}
+        with reading("the sampler's state"):
+            epoch, consumed = state["epoch"], state["consumed"]
+            if type(epoch) is not int or type(consumed) is not int or epoch < 0 or not 0 <= consumed < self.samples:
+                raise ValueError("its position is not in the dataset")
+            self.at = epoch * self.samples + consumed
+            self.hash = _pair(state["hash"])
+            self.finished = {int(e): h for e, h in state["finished"]}
