@@ -19,7 +19,8 @@ import everstep.dcp
 from everstep import convert
 from figures import crafted_changes as changes
 from figures import crafting
-from figures.crafted_changes import Payload, noise, number, torch_saved
+from figures.crafted_changes import Payload, torch_saved
+from figures.crafted_values import noise, number
 from figures.scripts import crafted_checkpoints as managers
 
 #: Layers of the state below, by the paths that DCP gives them.
