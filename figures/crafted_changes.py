@@ -9,17 +9,28 @@ import json
 import os
 import pickle
 import random
+import struct
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import torch
 
-from figures.crafted_values import noise, number, tree
+from figures import crafted_codes as codes
+from figures.crafted_values import EDGES, noise, number, tree
 from figures.crafting import BLOB, Checkpoint, Shard, Tensor
 
 DTYPES = ["BOOL", "U8", "I8", "F16", "BF16", "I32", "F32", "I64", "F64", "C64", "C128", "F8_E8M0", "F4", "F33", ""]
+#: Names of tensors that are added: of blobs, of objects, and of nothing.
+_BLOBS = ["dcp", "dcp/x", "parts", "align", "align", "other", "a/b", "", "model", "extra", "layout", "rng", "optimizer"]
+_OWNED = [
+    "model.extra", "model.0.extra", "encoder.extra", "encoder._extra_state", "optimizer.x", "optimizer/state/model.0.weight/x",
+    "held/x", "optimizer/values/param_0", "sgd/groups/0/lr",
+]  # fmt: skip
+_MADE_UP = ["x", "other", "a/b", "a.b", "x/y.z", ".x", "x.", "/", "\0", "é.é", "model", "extra/x"]
 
 
 class Payload:
@@ -45,8 +56,20 @@ def _blob(r: random.Random, c: Checkpoint) -> Tensor:
     return r.choice(blobs)
 
 
+def _with_tree(r: random.Random, t: Tensor, change: Callable[[Any], Any]) -> None:
+    """Changes the tree of a blob, or the bytes of one that has none."""
+    try:
+        if t.data[:1] != codes.MARK:
+            raise ValueError("no typed value")
+        data = codes.MARK + msgpack.packb(change(msgpack.unpackb(t.data[1:], strict_map_key=False)))
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException):
+        # An earlier change has already broken it, or made it deeper than msgpack writes.
+        data = noise(r, t.data)
+    _set(t, data)
+
+
 def value(r: random.Random, c: Checkpoint) -> None:
-    t = _tensor(r, c)
+    t = r.choice([t for t in r.choice(c.shards).tensors if t.data and not t.name.startswith(BLOB)])
     at = r.randrange(len(t.data))
     t.data = t.data[:at] + bytes([t.data[at] ^ 1 << r.randrange(8)]) + t.data[at + 1 :]
 
@@ -119,17 +142,7 @@ def blob_noise(r: random.Random, c: Checkpoint) -> None:
 
 
 def blob_tree(r: random.Random, c: Checkpoint) -> None:
-    t = _blob(r, c)
-    if t.data[:1] != b"\xc1":
-        _set(t, noise(r, t.data))
-        return
-    try:
-        changed = tree(r, msgpack.unpackb(t.data[1:], strict_map_key=False))
-    except (ValueError, msgpack.UnpackException):
-        # An earlier change has already broken it.
-        _set(t, noise(r, t.data))
-        return
-    _set(t, b"\xc1" + msgpack.packb(changed))
+    _with_tree(r, _blob(r, c), lambda node: tree(r, node))
 
 
 def blob_swapped(r: random.Random, c: Checkpoint) -> None:
@@ -157,12 +170,95 @@ def manifest(r: random.Random, c: Checkpoint) -> None:
     c.manifest[key] = json.loads(json.dumps(tree(r, c.manifest.get(key)), default=repr))
 
 
+def _names(c: Checkpoint) -> list[str]:
+    return [t.name for t in c.shards[0].tensors if not t.name.startswith(BLOB)]
+
+
+def _any_value(r: random.Random, shard: Shard) -> bytes:
+    """Returns bytes for a blob: of any name's format, none of which may belong there."""
+    names = [t.name for t in shard.tensors]
+    rows = [[n, n, "float32", [2], [0], [2]] for n in r.choices(names, k=r.randrange(3))]
+    table = {"version": 1, "pieces": rows, "objects": r.choice([[], ["x"]]), "mappings": {}}
+    words = [r.choice([0, 1, 2, 8, 16, len(names), *EDGES[-5:-1]]) for _ in range(r.randrange(9))]
+    typed = {"state": {}, "groups": []} if r.random() < 0.2 else codes.strange(r, names)
+    return r.choice([
+        json.dumps(table).encode(), struct.pack(f"<{len(words)}Q", *words), bytes(r.randrange(9)), b"{}",
+        codes.MARK + msgpack.packb(typed), codes.MARK + msgpack.packb(typed), r.choice(shard.tensors).data,
+    ])  # fmt: skip
+
+
+def added(r: random.Random, c: Checkpoint) -> None:
+    """Adds a tensor: a value of everstep's, a copy in a module or an optimizer, or one with a made-up name."""
+    shard = r.choice(c.shards)
+    what, like = r.random(), r.choice(shard.tensors)
+    if what < 0.4:
+        owner = r.choice(_BLOBS)
+        data = _any_value(r, shard)
+        new = Tensor(BLOB + owner, r.choice(["U8", "U8", "U8", "U8", "F32", "BOOL"]), [len(data)], data)
+        if new.dtype == "F32":
+            new.shape, new.data = [len(data) // 4], data[: len(data) // 4 * 4]
+    elif what < 0.8:
+        new = replace(like, name=r.choice(_OWNED))
+    else:
+        name = r.choice(_MADE_UP)
+        new = replace(like, name=name, dtype=like.dtype if r.random() < 0.7 else r.choice(DTYPES))
+    shard.tensors.insert(r.randrange(len(shard.tensors) + 1), new)
+
+
+def grown(r: random.Random, c: Checkpoint) -> None:
+    """Adds keys, items and values of all types to a value, or gives the generator of numpy another state."""
+    t = r.choice(c.shards).blob("rng") if r.random() < 0.2 else _blob(r, c)
+    if t.name == BLOB + "rng" and r.random() < 0.7:
+        _with_tree(r, t, lambda node: {**node, "numpy": codes.generator(r)} if isinstance(node, dict) else node)
+    else:
+        _with_tree(r, t, lambda node: codes.grown(r, node, _names(c)))
+
+
+def deep(r: random.Random, c: Checkpoint) -> None:
+    """Puts containers in containers into a value, more than any stack takes, or such that each holds the one before twice."""
+    t, what = _blob(r, c), r.random()
+    if what < 0.15:
+        _set(t, codes.nested_extensions(r))
+    elif what < 0.5:
+        _with_tree(r, t, lambda node: codes.placed_first(r, node, codes.doubled(r)))
+    else:
+        # msgpack does not write as many levels as it might be given.
+        mark = f"here {r.random()}"
+        _with_tree(r, t, lambda node: codes.placed(r, node, mark))
+        _set(t, t.data.replace(msgpack.packb(mark), codes.nested(r)))
+
+
+def swapped(r: random.Random, c: Checkpoint) -> None:
+    """Gives two tensors each other's names, or a value another tensor."""
+    shard = r.choice(c.shards)
+    tensors = [t for t in shard.tensors if not t.name.startswith(BLOB)]
+    if r.random() < 0.5:
+        one, other = r.choice([(a, b) for a, b in combinations(tensors, 2) if (a.dtype, a.shape) == (b.dtype, b.shape)])
+        one.name, other.name = other.name, one.name
+        return
+
+    def changed(node: Any) -> Any:
+        found = r.choice(codes.references(node))
+        given = found[codes.TENSOR]
+        old = given if isinstance(given, str) else given[0]
+        like = [
+            t.name for t in tensors if any((t.dtype, t.shape) == (u.dtype, u.shape) for u in tensors if u.name == old)
+        ]
+        new = r.choice(like if like and r.random() < 0.7 else [t.name for t in tensors])
+        found[codes.TENSOR] = new if isinstance(given, str) else [new, *given[1:]]
+        return node
+
+    _with_tree(r, r.choice([t for t in shard.tensors if t.name.startswith(BLOB) and t.data[:1] == codes.MARK]), changed)
+
+
 #: The changes that the reader of a manager's checkpoints encounters. Pickles take the place of
 #: values.
 CHANGES: dict[str, Callable[[random.Random, Checkpoint], None]] = {
     f.__name__: f
-    for f in (value, length, dtype, shape, name, gone, header, blob_noise, blob_tree, blob_swapped, places, manifest)
-}
+    for f in (
+        value, length, dtype, shape, name, gone, header, blob_noise, blob_tree, blob_swapped, places, manifest, added, grown, deep, swapped,
+    )
+}  # fmt: skip
 
 
 def table(r: random.Random, c: Checkpoint) -> None:
@@ -187,8 +283,8 @@ def torch_saved(what: Any) -> bytes:
 
 
 def parts(c: Checkpoint) -> Checkpoint:
-    """Returns the checkpoint as two ranks would have saved it, each with half of every matrix."""
-    layout = {"rank": 0, "world_size": 2, "replicated": False, "kinds": {"model": "module", "optimizer": "optimizer"}}
+    """Returns the checkpoint as two ranks would have saved it, each with half the rows of every matrix."""
+    layout = {**msgpack.unpackb(c.shards[0].blob("layout").data[1:]), "world_size": 2, "replicated": False}
     found = Checkpoint({**c.manifest, "world_size": 2})
     for rank in range(2):
         one: Shard = c.shards[0]
@@ -198,9 +294,11 @@ def parts(c: Checkpoint) -> Checkpoint:
                 data = b"\xc1" + msgpack.packb({**layout, "rank": rank})
                 tensors.append(Tensor(t.name, "U8", [len(data)], data))
             elif len(t.shape) == 2:
-                rows, half = t.shape[0] // 2, len(t.data) // 2
-                words += [n, 0, 2, *t.shape, rank * rows, 0]
-                tensors.append(Tensor(t.name, t.dtype, [rows, t.shape[1]], t.data[rank * half : (rank + 1) * half]))
+                rows, bytes_ = t.shape[0], len(t.data) // t.shape[0]
+                begins, ends = ((0, rows // 2), (rows // 2, rows))[rank]
+                words += [n, 0, 2, *t.shape, begins, 0]
+                data = t.data[begins * bytes_ : ends * bytes_]
+                tensors.append(Tensor(t.name, t.dtype, [ends - begins, t.shape[1]], data))
             else:
                 tensors.append(Tensor(t.name, t.dtype, list(t.shape), t.data))
         metadata = {

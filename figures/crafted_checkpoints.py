@@ -7,9 +7,11 @@ the sanitized extension with the C compiler's runtime preloaded.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,6 +36,8 @@ CONTROL = (2_000, 200)
 REPORT = "ERROR: AddressSanitizer"
 #: Exit code of a process with a report.
 REPORTED = 99
+#: Seconds that a batch may take. One that takes longer has crashed: some reader does not end.
+BATCH_SECONDS = 600
 #: Memory is checked in full. What only makes reports richer, or patterns in fresh memory, takes a third of the time.
 OPTIONS = ":".join(
     (
@@ -45,6 +49,8 @@ OPTIONS = ":".join(
         "max_malloc_fill_size=0",
     )
 )
+#: No input needs as much memory at once. A reader that asks for more gets none, and says so.
+ALLOCATION = "max_allocation_size_mb=2048"
 UNCHECKED = "everstep_unchecked_lengths"
 
 _WRAPPER = """#!/bin/sh
@@ -91,13 +97,37 @@ def _runtime() -> str:
     return ":".join(str(Path(f).resolve(strict=True)) for f in found)
 
 
+def _limited(line: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Runs one batch, and ends it and its own processes when it takes too long."""
+    with subprocess.Popen(
+        line,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        late = ""
+        try:
+            out, said = process.communicate(timeout=BATCH_SECONDS)
+        except subprocess.TimeoutExpired:
+            late = f"\nit took more than {BATCH_SECONDS} s"
+        finally:
+            # `everstep ckpt verify`, and the interpreter of that. Nothing is left of a batch that has ended.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        if late:
+            out, said = process.communicate()
+    return subprocess.CompletedProcess(line, process.returncode, out, said + late)
+
+
 def _native(built: Path, inputs: int, seed: int) -> tuple[list[dict[str, Any]], subprocess.CompletedProcess[str]]:
     with tempfile.TemporaryDirectory(prefix="everstep-crafted-", dir="/dev/shm") as scratch:
         line = [str(built / "crafted"), scratch, str(inputs), str(seed)]
-        done = subprocess.run(
-            line, capture_output=True, text=True, env={**os.environ, "ASAN_OPTIONS": OPTIONS}, check=False
-        )
-    return [json.loads(x) for x in done.stdout.splitlines()], done
+        done = _limited(line, {**os.environ, "ASAN_OPTIONS": OPTIONS})
+    return _rows(done), done
 
 
 def _python(
@@ -106,7 +136,7 @@ def _python(
     with tempfile.TemporaryDirectory(prefix="everstep-crafted-", dir="/dev/shm") as scratch:
         environment = {
             **os.environ, "PYTHONPATH": str(built / "python"), "PYTHON_EXEC": str(built / "interpreter"), "EVERSTEP_BINARY": str(_binary()),
-            "ASAN_OPTIONS": OPTIONS, "PYTHONMALLOC": "malloc",
+            "ASAN_OPTIONS": f"{OPTIONS}:{ALLOCATION}", "PYTHONMALLOC": "malloc",
         }  # fmt: skip
         line = [
             str(built / "interpreter"),
@@ -117,8 +147,17 @@ def _python(
             str(last),
             *sort,
         ]
-        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
-    return [json.loads(x) for x in done.stdout.splitlines() if x.startswith("{")], done
+        done = _limited(line, environment)
+        running = Path(scratch) / "running"
+        if done.returncode and running.exists():
+            done.stderr += f"\nended during {running.read_text()}"
+    return _rows(done), done
+
+
+def _rows(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    """Returns what a batch has printed, without a last line that it has not finished."""
+    lines = [x for x in done.stdout.splitlines(keepends=True) if x.startswith("{") and x.endswith("\n")]
+    return [json.loads(x) for x in lines]
 
 
 def _binary() -> Path:
@@ -199,10 +238,12 @@ def _native_bounds(built: Path, inputs: int, seed: int) -> Iterator[Bound]:
 def disagrees(row: dict[str, Any]) -> bool:
     """Returns whether ``verify`` and restoring disagree on whether the checkpoint is damaged.
 
-    A checkpoint of another model counts as good.
+    A checkpoint of another model counts as good. No verdict disagrees with any.
     """
     if row.get("imported") is False:
         return False
+    if row["verify"].startswith("no verdict"):
+        return True
     verdict, good = row.get("restore", "accepted"), row["verify"] == "good"
     if row["kind"].startswith("through"):
         # Objects that only a pickle could restore are good, but refused by a reader that does not
@@ -211,8 +252,10 @@ def disagrees(row: dict[str, Any]) -> bool:
             verdict == "refused" and good and "allow_pickle=True" not in row["said"]
         )
     # A single process that restores a checkpoint of several ranks reads only some of their values,
-    # whichever rank has them. `verify` checks what each rank would read.
-    return (verdict == "accepted" and not good and row["ranks"] == 1) or (verdict == "damaged" and good)
+    # whichever rank has them, and only those of its own objects. `verify` checks what each rank
+    # would read, with any objects.
+    all_read = row.get("ranks", 1) == 1 and not row.get("others")
+    return (verdict == "accepted" and not good and all_read) or (verdict == "damaged" and good)
 
 
 def _python_bounds(built: Path, inputs: int, dcp: int, seed: int) -> Iterator[Bound]:

@@ -6,9 +6,11 @@ Its own ones, imported, and those saved through ``everstep.dcp``.
 from __future__ import annotations
 
 import contextlib
+import json
 import pickle
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,75 +20,173 @@ import torch.distributed.checkpoint as dcp
 import everstep.dcp
 from everstep import convert
 from figures import crafted_changes as changes
+from figures import crafted_codes as codes
 from figures import crafting
 from figures.crafted_changes import Payload, torch_saved
 from figures.crafted_values import noise, number
+from figures.crafting import BLOB, Checkpoint
 from figures.scripts import crafted_checkpoints as managers
+from figures.scripts import crafted_pickles as pickles
 
 #: Layers of the state below, by the paths that DCP gives them.
-STATE = {
+STATE: dict[str, Any] = {
     "model": {"weight": torch.arange(48.0).view(6, 8), "bias": torch.ones(8).half()},
     "step": 7,
     "list": [torch.ones(2), "a", {"b": 2.5}],
     "flag": True,
 }
+#: Values without tensors among others, which DCP's planner leaves out.
+SPARSE = {
+    "model": {"weight": torch.ones(3)},
+    "list": [{}, torch.ones(2), 1],
+    "last": [1, {}],
+    "empty": {},
+    "only": [{}],
+}
+TENSORS = {"model.weight": STATE["model"]["weight"], "model.bias": STATE["model"]["bias"], "list.0": STATE["list"][0]}
+#: Rows of a table that name one entry, and its bytes.
+ROWS, ENTRY_BYTES = 1200, 1 << 20
 
 
 def inputs(directory: Path, seed: int, first: int, last: int) -> dict[int, dict[str, Any]]:
     """Tries inputs, half of each kind."""
-    dcp.save(STATE, checkpoint_id=str(directory / "torch"), no_dist=True)
-    dcp.save(STATE, storage_writer=everstep.dcp.Writer(directory / "base" / "step-1"), no_dist=True)
+    for name, state in (("torch", STATE), ("torch-sparse", SPARSE)):
+        dcp.save(state, checkpoint_id=str(directory / name), no_dist=True)
+    for name, state in (("base", STATE), ("sparse", SPARSE)):
+        dcp.save(state, storage_writer=everstep.dcp.Writer(directory / name / "step-1"), no_dist=True)
     rows: dict[int, dict[str, Any]] = {}
     canary = directory / "ran"
     for n in range(first, last):
         r, step = random.Random(f"dcp {seed}/{n}"), n - first + 1
-        row = _through_writer(directory, r, step, canary) if n % 2 else _imported(directory, r, step, canary)
+        try_one = _through_writer if n % 2 else _imported
+        managers.running(directory, f"input {n} (dcp, {'through Writer' if n % 2 else 'imported'})")
+        before = managers.peak()
+        row = try_one(directory, r, step, canary)
+        managers.without_room(row, before)
         rows[step] = {"input": n, **row, "ran": canary.exists()}
     return rows
 
 
+def _object_in_shard(r: random.Random, crafted: Checkpoint, canary: Path) -> str:
+    """Replaces an object by one that only calls what is allowed."""
+    t = r.choice([t for t in crafted.shards[0].tensors if t.name.startswith(BLOB + "dcp/")])
+    file = pickles.crafted(r, torch.ones(2))
+    t.data, t.shape = file.data, [len(file.data)]
+    return file.wrong
+
+
+def _rows(r: random.Random, crafted: Checkpoint, canary: Path) -> str:
+    """Lets many rows of the table name one entry."""
+    shard = crafted.shards[0]
+    t = shard.blob("dcp")
+    table = json.loads(t.data)
+    what = r.random()
+    if what < 0.3:
+        shard.tensors.insert(0, crafting.Tensor("big", "U8", [ENTRY_BYTES], bytes(ENTRY_BYTES)))
+        rows = [["big", f"big{n}", "uint8", [ENTRY_BYTES], [0], [ENTRY_BYTES]] for n in range(ROWS)]
+    else:
+        name, fqn, dtype, shape, _, sizes = r.choice([row for row in table["pieces"] if row[3]])
+        times, rest = r.choice([2, 3, 500]), [0] * (len(shape) - 1)
+        if what < 0.55:
+            rows = [[name, f"{fqn}{n}", dtype, shape, [0, *rest], sizes] for n in range(times)]
+        elif what < 0.8:
+            # One tensor of many equal parts, instead of what was there.
+            table["pieces"] = [row for row in table["pieces"] if row[1] != fqn]
+            whole = [shape[0] * times, *shape[1:]]
+            rows = [[name, fqn, dtype, whole, [shape[0] * n, *rest], sizes] for n in range(times)]
+        else:
+            rows = [[name, fqn, dtype, shape, [0, *rest], sizes] for _ in range(times)]
+    table["pieces"] += rows
+    for row in rows:
+        # A name with a dot is a path.
+        table["mappings"].setdefault(row[1], row[1].split("."))
+    t.data = json.dumps(table).encode()
+    t.shape = [len(t.data)]
+    return ""
+
+
+def _paths(r: random.Random, crafted: Checkpoint, canary: Path) -> str:
+    """Puts numbers and names beside each other, and values below values."""
+    t = crafted.shards[0].blob("dcp")
+    table = json.loads(t.data)
+    for _ in range(r.randint(1, 2)):
+        fqn = r.choice(list(table["mappings"]))
+        path = table["mappings"][fqn]
+        at = r.randrange(len(path))
+        # Most have the same name as before.
+        other = (
+            int(path[at])
+            if str(path[at]).isdigit() and r.random() < 0.7
+            else r.choice([str(path[at]), 0, 7, "0", "b", ""])
+        )
+        table["mappings"][fqn] = [*path[:at], other, *path[at + 1 :]]
+    t.data = json.dumps(table).encode()
+    t.shape = [len(t.data)]
+    return ""
+
+
+def _deep(r: random.Random, crafted: Checkpoint, canary: Path) -> str:
+    """Nests lists or dicts in the table."""
+    t = crafted.shards[0].blob("dcp")
+    levels = r.choice([50, 500, 990, 5000, pickles.NESTED])
+    opens, closes = r.choice([("[", "]"), ('{"a":', "}")])
+    text = json.dumps(codes.placed(r, json.loads(t.data), "here"))
+    t.data = text.replace('"here"', opens * levels + "1" + closes * levels).encode()
+    t.shape = [len(t.data)]
+    return ""
+
+
+#: Changes only of what was saved through DCP. Each returns what a reader that takes it does wrong.
+_THROUGH: dict[str, Callable[[random.Random, Checkpoint, Path], str]] = {
+    "object": _object_in_shard,
+    "rows": _rows,
+    "paths": _paths,
+    "deep": _deep,
+    "sparse": lambda r, crafted, canary: "",
+    "table": lambda r, crafted, canary: changes.table(r, crafted) or "",
+    "pickled": lambda r, crafted, canary: changes.pickled(r, crafted, canary) or "",
+    "none": lambda r, crafted, canary: "",
+}
+_ALSO = ("value", "length", "dtype", "shape", "name", "gone", "header", "blob_noise", "added", "swapped")
+
+
 def _through_writer(directory: Path, r: random.Random, step: int, canary: Path) -> dict[str, Any]:
-    crafted = crafting.read(directory / "base" / "step-1")
+    kind = r.choice([*_THROUGH, "table", "object", *_ALSO])
+    crafted = crafting.read(directory / ("sparse" if kind == "sparse" else "base") / "step-1")
     crafted.manifest["step"] = step
     crafted.shards[0].metadata["step"] = str(step)
-    kind = r.choice(
-        [
-            "table",
-            "table",
-            "pickled",
-            "value",
-            "length",
-            "dtype",
-            "shape",
-            "name",
-            "gone",
-            "header",
-            "blob_noise",
-            "none",
-        ]
-    )
+    wrong = ""
     with contextlib.suppress(StopIteration, IndexError):
-        if kind == "table":
-            changes.table(r, crafted)
-        elif kind == "pickled":
-            changes.pickled(r, crafted, canary)
-        elif kind != "none":
+        if kind in _THROUGH:
+            wrong = _THROUGH[kind](r, crafted, canary)
+        else:
             changes.CHANGES[kind](r, crafted)
     crafted.write(directory / "all" / f"step-{step}")
     row = managers.exported(directory / "all", step, directory / "out.pt")
+    if kind == "rows":
+        # Tensors of several copies of an entry are not what the entry of their name is.
+        row.pop("wrong", None)
+    if wrong and row["export"] == "accepted":
+        row["wrong"] = [*row.get("wrong", ()), wrong]
+    if kind in ("none", "sparse") and row["export"] != "accepted":
+        row["wrong"] = [f"refused what the default planner saves: {row['said']}"]
     return {"kind": f"through-{kind}", "restore": row["export"], **row}
 
 
 def _imported(directory: Path, r: random.Random, step: int, canary: Path) -> dict[str, Any]:
     source, out = directory / "crafted", directory / "all" / f"step-{step}"
-    shutil.rmtree(source, ignore_errors=True)
-    shutil.copytree(directory / "torch", source)
     kind = r.choice(list(_KINDS))
-    _KINDS[kind](r, source, canary)
+    shutil.rmtree(source, ignore_errors=True)
+    shutil.copytree(directory / ("torch-sparse" if kind == "sparse" else "torch"), source)
+    wrong = _KINDS[kind](r, source, canary)
     verdict, said = managers.converted("import", source, out, "--from", "dcp")
     row: dict[str, Any] = {"kind": f"import-{kind}", "import": verdict, "said": said, "imported": verdict == "accepted"}
     if verdict == "accepted" and kind in ("none", "metadata", "data"):
         row["wrong"] = _differs(source, out)
+    if verdict == "accepted" and wrong:
+        row["wrong"] = [wrong]
+    if verdict != "accepted" and kind in ("none", "sparse"):
+        row["wrong"] = [f"refused what the default planner saves: {said}"]
     return row
 
 
@@ -246,12 +346,55 @@ def _data(r: random.Random, source: Path, canary: Path) -> None:
     path.write_bytes(bytes(data))
 
 
-_KINDS = {
+def _allowed(r: random.Random, source: Path, canary: Path) -> str:
+    """Replaces an object, or a part of a tensor, by one that only calls what is allowed."""
+    metadata = pickle.loads((source / ".metadata").read_bytes())
+    index = r.choice(list(metadata.storage_data))
+    file = pickles.crafted(r, TENSORS.get(index.fqn, torch.ones(2)))
+    (source / "more.distcp").write_bytes(file.data)
+    info = metadata.storage_data[index]
+    info.relative_path, info.offset, info.length = "more.distcp", 0, len(file.data)
+    (source / ".metadata").write_bytes(pickle.dumps(metadata))
+    return file.wrong
+
+
+def _nested_metadata(r: random.Random, source: Path, canary: Path) -> None:
+    """Nests lists or tuples in the metadata's own pickle."""
+    data = (source / ".metadata").read_bytes()
+    levels = r.choice([500, 5000, pickles.NESTED])
+    nested = r.choice([b"]" * levels + b"a" * (levels - 1), b")" + b"\x85" * levels])
+    # Instead of a name in it, or all of it, or beside that.
+    names = (
+        b"\x8c" + bytes([len(n)]) + n.encode()
+        for n in ("step", "model", "model.weight", "list", "list.0", "fqn", "offset")
+    )
+    name = r.choice([n for n in names if n in data])
+    whole = [data.replace(name, nested, 1), b"\x80\x02" + nested + b".", data[:-1] + nested + b"0."]
+    (source / ".metadata").write_bytes(r.choice(whole))
+
+
+def _mixed(r: random.Random, source: Path, canary: Path) -> None:
+    """Puts numbers and names beside each other in the paths of values."""
+    metadata = pickle.loads((source / ".metadata").read_bytes())
+    for _ in range(r.randint(1, 2)):
+        key = r.choice(list(metadata.planner_data))
+        path = list(metadata.planner_data[key])
+        path[r.randrange(len(path))] = r.choice([0, 1, 2, 7, -1, True, "0", "1", "b", "", "model"])
+        metadata.planner_data[key] = tuple(path)
+    (source / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+#: A change may return what a reader that takes it does wrong.
+_KINDS: dict[str, Callable[[random.Random, Path, Path], str | None]] = {
     "none": lambda r, source, canary: None,
+    "sparse": lambda r, source, canary: None,
     "metadata": _metadata,
     "hostile": _hostile,
     "opcode": _by_opcode,
     "noise": _noise,
     "object": _object,
     "data": _data,
+    "allowed": _allowed,
+    "nested": _nested_metadata,
+    "mixed": _mixed,
 }
