@@ -247,9 +247,22 @@ def _dcp_state(reader: dcp.StorageReader) -> dict[str, Any]:
     return nesting.nested(values, mappings)
 
 
+def _nested_too_deeply(what: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{what} cannot be written: its state has lists or dicts that are nested too deeply; flatten them and save it again"
+    )
+
+
 def to_torch(state: dict[str, Any], out: Path) -> None:
     """Writes one file for ``torch.load``."""
-    torch.save(state, out)
+    try:
+        torch.save(state, out)
+    except BaseException as e:
+        # A part of a file is of no use.
+        out.unlink(missing_ok=True)
+        if isinstance(e, RecursionError):
+            raise _nested_too_deeply(out) from e
+        raise
 
 
 class _Planner(DefaultSavePlanner):
@@ -291,9 +304,11 @@ def _dcp_save(state: dict[str, Any], what: Path, **where: Any) -> None:
 
     try:
         dcp.save(_without_attributes(state), no_dist=True, planner=_Planner(), **where)
-    except (CheckpointException, ValueError) as e:
+    except (CheckpointException, ValueError, RecursionError) as e:
         # CheckpointException is no Exception: what is behind it.
         cause = next(iter(e.failures.values()))[0] if isinstance(e, CheckpointException) else e
+        if isinstance(cause, RecursionError):
+            raise _nested_too_deeply(what) from e
         if isinstance(cause, (ValueError, TypeError, AttributeError)):
             # Two values that would have one name.
             cause = CheckpointError(
