@@ -18,7 +18,6 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from . import decoding, module_state, optimizer_state, optimizer_value
@@ -29,7 +28,7 @@ from .damage import reading
 from .directory import Directory, in_the_way
 from .hf_format import from_hf, listed, to_hf
 from .layout import EXTRA, LAYOUT, MODULE, OPTIMIZER, RESERVED, Layout, guessed_kind
-from .tensors import BY_NAME, as_real_dtype
+from .tensors import BY_NAME, DTYPES, as_real_dtype, is_stored_form
 from .values import check_step
 
 #: Values that are each rank's own, or useless without everstep.
@@ -215,6 +214,9 @@ def _with_beside(tensors: dict[str, Tensor], ranks: list[Any]) -> tuple[dict[str
             if difference(values.setdefault(key, value), value) is not None:
                 differing[key] = None
     with reading("what a module has beside its tensors"):
+        for key, dtype in dtypes.items():
+            if key in tensors and not is_stored_form(DTYPES[tensors[key].dtype], tensors[key].shape, dtype):
+                raise ValueError(f"{key} is not stored as a tensor of {dtype}")
         as_saved = {key: as_real_dtype(t, dtypes[key]) if key in dtypes else t for key, t in tensors.items()}
     return as_saved | values, [*differing]
 
@@ -265,19 +267,6 @@ def to_torch(state: dict[str, Any], out: Path) -> None:
         raise
 
 
-class _Planner(DefaultSavePlanner):
-    """Saves empty dicts too, which torch leaves out."""
-
-    def set_up_planner(
-        self, state_dict: dict[str, Any], storage_meta: Any = None, is_coordinator: bool = False
-    ) -> None:
-        super().set_up_planner(state_dict, storage_meta, is_coordinator)
-        for path in _empty_dicts(state_dict, ()):
-            name = ".".join(map(str, path))
-            if self.state_dict.setdefault(name, {}) == {}:
-                self.mappings[name] = path
-
-
 def _empty_dicts(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
     if isinstance(value, dict):
         if not value and path:
@@ -303,7 +292,13 @@ def _dcp_save(state: dict[str, Any], what: Path, **where: Any) -> None:
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
-        dcp.save(_without_attributes(state), no_dist=True, planner=_Planner(), **where)
+        if empty := [".".join(map(str, path)) for path in _empty_dicts(state, ())]:
+            warnings.warn(
+                f"torch.distributed.checkpoint does not save empty dicts, so {listed(empty)} will be missing; "
+                "add them again before an optimizer or module loads its state",
+                stacklevel=3,
+            )
+        dcp.save(_without_attributes(state), no_dist=True, **where)
     except (CheckpointException, ValueError, RecursionError) as e:
         # CheckpointException is no Exception: what is behind it.
         cause = next(iter(e.failures.values()))[0] if isinstance(e, CheckpointException) else e

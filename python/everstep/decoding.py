@@ -51,6 +51,7 @@ _T = TypeVar("_T")
 #: Limits on what is hashed: levels, which take C's stack, and elements, of which one that occurs
 #: twice is hashed twice.
 _HASHED_LEVELS_MAX, _HASHED_ELEMENTS_MAX = 100, 1 << 20
+_LEAVES = NUMBERS | {str, bytes}
 
 
 def decode(
@@ -101,13 +102,14 @@ class _Decoder:
         self._levels, self._elements = 0, 0
 
     def value(self, node: Any) -> Any:
+        kind = type(node)
+        if kind is not list and kind is not dict:
+            self._levels, self._elements = self._levels or 1, self._elements + 1
+            return node
         levels, elements = self._levels, self._elements
         self._levels, self._elements = 0, 0
-        kind = type(node)
         if kind is list:
             found: Any = self._complete(self._items(node))
-        elif kind is not dict:
-            found = node
         elif len(node) != 1 or type(code := next(iter(node))) is not int:
             found = self._complete({k: self.value(v) for k, v in node.items()})
         elif code == SAME:
@@ -149,7 +151,8 @@ class _Decoder:
         if set(map(type, nodes)) <= NUMBERS:
             flat = self._items(nodes)
         else:
-            flat = [self._hashed(n) if i % 2 == 0 else self.value(n) for i, n in enumerate(nodes)]
+            leaves = set(map(type, nodes[::2])) <= _LEAVES
+            flat = [self.value(n) if i % 2 or leaves else self._hashed(n) for i, n in enumerate(nodes)]
         return list(zip(flat[::2], flat[1::2], strict=True))
 
     def _with_attributes(self, found: Any, attributes: Any) -> Any:
@@ -164,8 +167,8 @@ class _Decoder:
         plain = _PLAIN.get(code)
         if plain is not None:
             return plain(given)
-        if code in (SET, FROZENSET):
-            return _OF_ITEMS[code]([self._hashed(n) for n in _as(list, given)])
+        if code in (SET, FROZENSET) and not set(map(type, _as(list, given))) <= _LEAVES:
+            return _OF_ITEMS[code]([self._hashed(n) for n in given])
         if code in _OF_ITEMS:
             return _OF_ITEMS[code](self._items(given))
         if code == PAIRS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -28,13 +28,21 @@ class _Unread:
         self.name = name
 
 
-def _unread(value: Any) -> Iterator[str]:
-    """Yields the names of the tensors in a value that were not read."""
-    if isinstance(value, _Unread):
-        yield value.name
-    elif isinstance(value, (Mapping, list, tuple, deque)):
-        for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from _unread(inner)
+def _unread(value: Any) -> set[str]:
+    """Returns the names of the tensors in a value that were not read."""
+    found: set[str] = set()
+    # Some values occur many times.
+    left, seen = [value], {id(value)}
+    while left:
+        value = left.pop()
+        if isinstance(value, _Unread):
+            found.add(value.name)
+        elif isinstance(value, (Mapping, list, tuple, deque)):
+            for inner in value.values() if isinstance(value, Mapping) else value:
+                if id(inner) not in seen:
+                    seen.add(id(inner))
+                    left.append(inner)
+    return found
 
 
 class Resharded:
@@ -156,6 +164,8 @@ class Resharded:
         wanted: set[str] = set()
 
         def mine(name: str) -> Any:
+            if not name.startswith(mark):
+                raise ValueError(f"the state of {mark[:-1]} has {name}")
             whole = name.startswith((mark + "groups/", mark + "other/", mark + "values/"))
             if not whole and name not in wanted and parameter_in(name, left) is None:
                 return _Unread(name)
@@ -188,7 +198,7 @@ class Resharded:
         known = dict.fromkeys(self.rank if n in near else first[n] for n in parameters if n in first)
         for rank in known | dict.fromkeys(range(self._whole.world_size)):
             found, state = read(rank)
-            if lacking := {*_unread((state, found.get("other"), found["groups"]))}:
+            if lacking := _unread((state, found.get("other"), found["groups"])):
                 # They are in an object that is shared with the state of another parameter.
                 wanted |= lacking
                 found, state = read(rank)

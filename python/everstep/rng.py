@@ -67,12 +67,13 @@ def check(state: dict[str, Any]) -> None:
         DamagedError: when it could not be restored.
     """
     with reading("the state of the random generators"):
-        random.Random().setstate(_python(state["python"]))
+        generator, saved = random.Random(), _python(state["python"])
+        generator.setstate(saved)
+        if generator.getstate() != saved:
+            raise ValueError("the numbers of a generator are not those of Python's")
         torch.Generator().set_state(_bytes(state["torch"]))
         if "numpy" in state:
-            import numpy
-
-            numpy.random.RandomState(_bit_generator(state["numpy"])()).set_state(_numpy(state["numpy"]))
+            _check_numpy(state["numpy"])
         devices = state.get("cuda", [])
         if type(devices) is not list:
             raise ValueError(f"expected the generators of GPUs, found {type(devices).__name__}")
@@ -83,10 +84,12 @@ def check(state: dict[str, Any]) -> None:
 def _python(state: Any) -> tuple[Any, ...]:
     """Returns a state as :mod:`random` takes it."""
     version, internal, gauss = state
+    if type(version) is not int or type(gauss) not in (float, type(None)):
+        raise ValueError("a state that is not one of Python's generator")
     if type(internal) is bytes:
         return version, tuple(array("I", internal)), gauss
     # A range may be longer than any memory.
-    if type(internal) not in (list, tuple):
+    if type(internal) not in (list, tuple) or not all(type(n) is int for n in internal):
         raise ValueError(f"expected the numbers of a generator, found {type(internal).__name__}")
     return version, tuple(internal), gauss
 
@@ -103,8 +106,8 @@ def _bit_generator(state: Any) -> Any:
     import numpy
 
     name = state["bit_generator"] if isinstance(state, dict) else state[0]
-    if name not in _BIT_GENERATORS:
-        raise ValueError(f"numpy's generator {name!r}")
+    if type(name) is not str or name not in _BIT_GENERATORS:
+        raise ValueError("the name of numpy's generator is unknown")
     return getattr(numpy.random, name)
 
 
@@ -113,17 +116,60 @@ def _check_position(position: Any, end: int) -> None:
         raise ValueError(f"a position of numpy's generator is not between 0 and {end}")
 
 
+def _check_numpy(saved: Any) -> None:
+    """Checks a state of numpy's generator.
+
+    Raises:
+        ValueError: when numpy would take another one from it.
+    """
+    import numpy
+
+    generator = numpy.random.RandomState(_bit_generator(saved)())
+    state = _numpy(saved)
+    generator.set_state(state)
+    taken: Any = generator.get_state(legacy=False) if isinstance(state, dict) else generator.get_state()
+    if not _equal(state, taken):
+        raise ValueError("numpy would take another state from it")
+
+
+def _equal(saved: Any, taken: Any) -> bool:
+    import numpy
+
+    if isinstance(saved, dict):
+        return all(key in taken and _equal(value, taken[key]) for key, value in saved.items())
+    if isinstance(saved, tuple):
+        return len(saved) == len(taken) and all(map(_equal, saved, taken))
+    if isinstance(saved, numpy.ndarray):
+        return numpy.array_equal(saved, taken)
+    return bool(saved == taken) or (saved != saved and taken != taken)
+
+
+def _require_plain(state: dict[Any, Any], *, levels: int = 1) -> None:
+    """Refuses what numpy would read number by number, at any depth."""
+    import numpy
+
+    for value in state.values():
+        if isinstance(value, dict) and levels:
+            _require_plain(value, levels=0)
+        elif not isinstance(value, (str, int, float, numpy.integer, numpy.floating)) and not (
+            isinstance(value, numpy.ndarray) and value.dtype.kind in "ui" and value.ndim == 1
+        ):
+            raise ValueError(f"a {type(value).__name__} in the state of numpy's generator")
+
+
 def _numpy(state: Any) -> Any:
     import numpy
 
     if isinstance(state, dict):
+        _require_plain(state)
         # numpy believes positions: it would read beyond the numbers.
-        inner = state["state"]
-        _check_position(inner.get("pos", 0), 624)
+        _check_position(state["state"].get("pos", 0), 624)
         _check_position(state.get("buffer_pos", 0), 4)
         return state
     name, keys, pos, has_gauss, cached = state
     _check_position(pos, 624)
+    if type(keys) is not bytes or type(cached) is not float:
+        raise ValueError("a state that is not one of numpy's generator")
     return name, numpy.frombuffer(keys, dtype=numpy.uint32), pos, int(has_gauss), cached
 
 

@@ -354,7 +354,7 @@ class State:
             if blob not in stored.entries or not (own or not isinstance(obj, Resumable)):
                 continue
             if name in self.optimizers_by_name and isinstance(shard, Resharded):
-                values[name] = shard.optimizer(blob, names.of(self.optimizers_by_name[name]), stored.room_in_value)
+                values[name] = shard.optimizer(blob, names.of(self.optimizers_by_name[name]), stored.room)
             else:
                 value = stored.of_object(name, self._kinds[name])
                 if name in self._modules and module_state.read_beside(value)["values"]:

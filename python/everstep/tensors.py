@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ _AS_OTHER: dict[torch.dtype, tuple[str, list[int]]] = {
     for dtype, stored in {"complex128": ("F64", [2]), "complex32": ("F16", [2]), "float4_e2m1fn_x2": ("U8", [])}.items()
     if hasattr(torch, dtype)
 }
+#: The dtypes of the two parts of a complex number.
+_COMPLEX = {"complex128": "F64", "complex64": "F32", "complex32": "F16"}
 _BY_TORCH_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in [*DTYPES, *_AS_OTHER]}
 
 _KINDS = (Tensor, Parameter)
@@ -52,6 +54,15 @@ def real_dtype(tensor: Tensor) -> str | None:
     """Returns the name of a dtype that :func:`stored_as` stores as another one; ``None`` for all
     others."""
     return None if tensor.dtype in DTYPES else str(tensor.dtype).removeprefix("torch.")
+
+
+def is_stored_form(stored: str, shape: Sequence[int], dtype: str) -> bool:
+    """Returns whether a tensor of a dtype may be stored as one of this name and shape."""
+    real = _BY_TORCH_NAME.get(dtype)
+    if dtype in _COMPLEX:
+        return stored == _COMPLEX[dtype] and list(shape[-1:]) == [2]
+    other = None if real is None else _AS_OTHER.get(real)
+    return real is not None and (other is None or stored == other[0])
 
 
 def as_real_dtype(tensor: Tensor, dtype: str) -> Tensor:

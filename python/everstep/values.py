@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,14 +80,14 @@ class Values:
                 raise out_of_memory(e) from e
         return self.targets[name]
 
-    def room_in_value(self, name: str) -> Tensor:
+    def _room_of(self, owner: str, name: str) -> Tensor:
         """Returns memory for a tensor that a value names.
 
         Raises:
-            ValueError: when it is a module's, which is read into the module itself.
+            ValueError: when it is not the value's own. A module's is read into the module itself.
         """
-        if in_module(name):
-            raise ValueError(f"a value has the tensor {name} of a module")
+        if not name.startswith(f"{owner}/"):
+            raise ValueError(f"{owner} has the tensor {name}")
         return self.room(name)
 
     def _has_module(self, name: str) -> bool:
@@ -178,7 +179,7 @@ class Values:
 
     def _decoded(self, name: str) -> Any:
         self._blobs[name] = self._shard.bytes(BLOB + name)
-        return decoding.decode(self._blobs[name], self.room_in_value, finish=False)
+        return decoding.decode(self._blobs[name], partial(self._room_of, name), finish=False)
 
     def finished(self) -> dict[str, Any]:
         """Returns all values that were decoded, now that ``targets`` are filled."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import pickle
 import zipfile
+from collections import deque
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+import everstep.dcp
 from everstep import CheckpointError, convert
 from everstep.dcp import foreign
 
@@ -209,10 +211,27 @@ def test_attributes_of_tensors_are_not_believed(tmp_path, monkeypatch):
     assert found["model"]["w"].tolist() == [0, 1, 2, 3]
 
 
-def test_an_empty_state_is_imported(tmp_path, monkeypatch):
-    """torch does not save empty dicts, so SGD's state could not be loaded any more."""
+def test_an_import_says_what_torch_does_not_save(tmp_path, monkeypatch):
+    """The state of plain SGD is an empty dict, without which an optimizer does not load it. An entry
+    for it would make torch's planner look for other names than those in the checkpoint."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.5)
-    torch.save({"optimizer": optimizer.state_dict()}, tmp_path / "all.pt")
-    found = _imported(tmp_path / "all.pt", tmp_path / "out", monkeypatch)
-    optimizer.load_state_dict(found["optimizer"])
-    assert found["optimizer"] == optimizer.state_dict()
+    torch.save({"optimizer": optimizer.state_dict(), "scaler": {}}, tmp_path / "all.pt")
+    with pytest.warns(UserWarning, match=r"does not save empty dicts, so optimizer\.state, scaler will be missing"):
+        found = _imported(tmp_path / "all.pt", tmp_path / "out", monkeypatch)
+    optimizer.load_state_dict({**found["optimizer"], "state": {}})
+    target = {"optimizer": optimizer.state_dict(), "scaler": {}}
+    target["optimizer"]["param_groups"][0]["lr"] = 0.1
+    dcp.load(target, storage_reader=everstep.dcp.Reader(tmp_path / "out"), no_dist=True)
+    assert target["optimizer"]["param_groups"][0]["lr"] == 0.5
+
+
+def test_what_only_a_pickle_restores_is_not_damaged(tmp_path):
+    """Items that are added to anything but a list."""
+    state = {"buffer": deque([1, 2]), "w": torch.ones(1)}
+    dcp.save(state, storage_writer=everstep.dcp.Writer(tmp_path / "out"), no_dist=True)
+    with pytest.raises(CheckpointError, match=r"holds collections\.deque.*allow_pickle=True"):
+        convert.load(tmp_path / "out")
+    target = {"buffer": deque(), "w": torch.zeros(1)}
+    reader = everstep.dcp.Reader(tmp_path / "out", allow_pickle=True)
+    dcp.load(target, storage_reader=reader, no_dist=True)
+    assert target["buffer"] == deque([1, 2])

@@ -123,3 +123,18 @@ def test_a_position_outside_of_the_numbers_of_a_generator_is_damage(pos):
 def test_generators_of_gpus_that_are_no_list_are_damage():
     with pytest.raises(DamagedError, match="expected the generators of GPUs, found dict"):
         rng.check({**rng.get(), "cuda": {}})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"python": [3, [[1]] * 625, None]},
+        {"python": [3, [1 << 40] * 624 + [0], None]},
+        {"python": [3, [1] * 624 + [0], b"12345678"]},
+        {"numpy": {"bit_generator": "MT19937", "state": {"key": [[1]] * 624, "pos": 0}, "has_gauss": 0, "gauss": 0.0}},
+    ],
+    ids=["lists", "more than 32 bits", "gauss", "numpy"],
+)
+def test_a_state_that_a_generator_would_change_or_read_at_any_depth_is_damage(change):
+    with pytest.raises(DamagedError):
+        rng.check({**rng.get(), **change})

@@ -125,9 +125,11 @@ def _with_table(shard):
 
 
 TENSOR = {blob_format.TENSOR: "model.weight"}
+OTHERS = {blob_format.TENSOR: EXP_AVG}
 #: What restore() accepted, or ended with another error than CheckpointError, though it is not what everstep writes.
 UNNOTICED = {
     "a weight as an extra value": _with("extra", mine=TENSOR),
+    "a tensor of another object": _with("extra", mine=OTHERS),
     "a weight as a value of the optimizer": _with("optimizer", values={"model.weight": None}),
     "a table of DCP": _with_table,
     "a kind without a value": _with("layout", kinds={"model": "module", "optimizer": "optimizer", "ghost": "other"}),
@@ -164,7 +166,7 @@ def test_a_sampler_is_not_put_outside_of_its_dataset():
     for change in ({"epoch": []}, {"consumed": 10}, {"epoch": -1}):
         with pytest.raises(CheckpointError):
             sampler.load_state_dict({**state, **change})
-    sampler.load_state_dict(state)
+    sampler.load_state_dict({**state, "epoch": torch.tensor(0).numpy()[()], "consumed": 3})
 
 
 STATE = {"list": [torch.ones(2), "a", {"b": 2.5}], "step": 7}

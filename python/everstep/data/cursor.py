@@ -3,6 +3,7 @@ once."""
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from .._internal import CheckpointError, Order
@@ -103,8 +104,9 @@ class Cursor:
                     "dataset, seed and order"
                 )
         with reading("the sampler's state"):
-            epoch, consumed = state["epoch"], state["consumed"]
-            if type(epoch) is not int or type(consumed) is not int or epoch < 0 or not 0 <= consumed < self.samples:
+            # set_epoch() may have been given a number of numpy's.
+            epoch, consumed = map(operator.index, (state["epoch"], state["consumed"]))
+            if epoch < 0 or not 0 <= consumed < self.samples:
                 raise ValueError("its position is not in the dataset")
             self.at = epoch * self.samples + consumed
             self.hash = _pair(state["hash"])

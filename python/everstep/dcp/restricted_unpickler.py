@@ -111,12 +111,12 @@ def step(op: str, arg: Any, stack: list[Any], memo: dict[int, Any], name: Callab
         n = int(op[-1])
         stack[-n:] = [tuple(_popped(stack, n))]
     elif op == "TUPLE":
-        stack.append(tuple(_marked(stack)))
+        stack.append(tuple(marked(stack)))
     elif op in ("APPEND", "APPENDS"):
-        values = _marked(stack) if op == "APPENDS" else [stack.pop()]
+        values = marked(stack) if op == "APPENDS" else [stack.pop()]
         _a(list, stack[-1]).extend(values)
     elif op in ("SETITEM", "SETITEMS"):
-        values = _marked(stack) if op == "SETITEMS" else [stack.pop(-2), stack.pop()]
+        values = marked(stack) if op == "SETITEMS" else [stack.pop(-2), stack.pop()]
         target = stack[-1]
         if len(values) % 2 or not isinstance(target, (Pairs, Made)):
             raise ValueError("items of what has none")
@@ -146,7 +146,8 @@ def _popped(stack: list[Any], n: int) -> list[Any]:
     return values
 
 
-def _marked(stack: list[Any]) -> list[Any]:
+def marked(stack: list[Any]) -> list[Any]:
+    """Takes what lies above the last mark off the stack, and the mark."""
     at = len(stack) - 1
     while stack[at] is not _MARK:
         at -= 1

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from .restricted_unpickler import Made, step
+from .restricted_unpickler import Made, marked, step
 from .sizes import check_packed
 
 #: How torch recognizes its own files.
@@ -65,6 +65,12 @@ def _check_calls(pickled: bytes) -> None:
             stack.append(Made("builtins.set", True))
         elif op.name == "SHORT_BINSTRING":
             stack.append(arg)
+        elif op.name == "APPEND" and isinstance(stack[-2], Made):
+            stack.pop()
+        elif op.name == "APPENDS":
+            values = marked(stack)
+            if isinstance(stack[-1], list):
+                stack[-1].extend(values)
         elif not step(op.name, arg, stack, memo, _any_name):
             # Nor does torch know this operation.
             return
