@@ -3,7 +3,7 @@ numbers in a path are indices of a list."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .._internal import CheckpointError
@@ -13,6 +13,24 @@ Path = tuple[str | int, ...]
 DEPTH_MAX = 64
 #: Empty dicts in lists that a state may have beside as many as it has values.
 _EMPTY_FREE = 64
+
+
+def check(paths: Iterable[Path]) -> None:
+    """Checks that paths are those of one rank's state: what other ranks have at the same place may
+    be something else.
+
+    Raises:
+        ValueError: when no state has all of them.
+    """
+    # The kind of key that each level has; a value has none.
+    levels: dict[Path, type | None] = {}
+    for path in paths:
+        for n, key in enumerate(path):
+            if levels.setdefault(path[:n], type(key)) is not type(key):
+                raise ValueError(f"{_text(path)} contradicts another path")
+        if path in levels:
+            raise ValueError(f"{_text(path)} contradicts another path")
+        levels[path] = None
 
 
 class _Level(dict[Any, Any]):

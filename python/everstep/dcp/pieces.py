@@ -19,8 +19,8 @@ from ..damage import reading
 from ..layout import EXTRA, LAYOUT, RNG
 from ..state import DTYPES, Item
 from ..tensors import storable
+from . import nesting
 from .foreign import cover
-from .nesting import DEPTH_MAX
 
 #: The tensor of a shard that contains where its tensors belong.
 TABLE = BLOB + "dcp"
@@ -115,8 +115,8 @@ def items(pieces: Iterable[Piece], mappings: Mapping[str, Any]) -> list[Item]:
             tensor = tensor.contiguous().view(-1).view(torch.uint8)
         found.append(Item(piece.name, tensor, False))
         rows.append([piece.name, piece.fqn, dtype, list(piece.shape), list(piece.offsets), sizes])
-    if deep := next((name for name, path in mappings.items() if len(path) > DEPTH_MAX), None):
-        raise CheckpointError(f"{deep} is nested more than {DEPTH_MAX} levels deep, which cannot be saved")
+    if deep := next((name for name, path in mappings.items() if len(path) > nesting.DEPTH_MAX), None):
+        raise CheckpointError(f"{deep} is nested more than {nesting.DEPTH_MAX} levels deep, which cannot be saved")
     found.sort(key=lambda i: -i.tensor.element_size())
     table = json.dumps(
         {"version": VERSION, "pieces": rows, "objects": objects, "mappings": {k: list(v) for k, v in mappings.items()}}
@@ -180,7 +180,9 @@ def read_table(directory: str, shards: list[Shard]) -> Table:
                 if entries[_OBJECT + fqn].dtype != "U8":
                     raise ValueError(f"{fqn} is not an object")
                 table.objects.setdefault(fqn, (number, _OBJECT + fqn))
-            table.mappings.update({fqn: _path(path) for fqn, path in said["mappings"].items()})
+            mappings = {fqn: _path(path) for fqn, path in said["mappings"].items()}
+            nesting.check(mappings.values())
+            table.mappings.update(mappings)
             if mixed := [name for name in (RNG, EXTRA, LAYOUT) if BLOB + name in entries]:
                 raise ValueError(f"the shard has {BLOB}{mixed[0]}, which only a CheckpointManager saves")
             named = {TABLE, *(row[0] for row in said["pieces"]), *(_OBJECT + fqn for fqn in said["objects"])}
@@ -193,7 +195,7 @@ def read_table(directory: str, shards: list[Shard]) -> Table:
 
 def _path(path: Any) -> tuple[str | int, ...]:
     # Numbers are indices of lists.
-    good = path and len(path) <= DEPTH_MAX and type(path[0]) is str
+    good = path and len(path) <= nesting.DEPTH_MAX and type(path[0]) is str
     if not good or not all(type(p) is str or (type(p) is int and p >= 0) for p in path):
         raise ValueError("an invalid path")
     return tuple(path)
