@@ -117,7 +117,7 @@ test:
 	cargo build -q --profile checked $(WORKSPACE) --features everstep-checkpoint/faults --example foreign_directories
 	target/checked/examples/foreign_directories 2000 $$(date +%s)
 	$(MAKE) miri
-	$(MAKE) fuzz SECONDS=10
+	$(MAKE) fuzz SECONDS=10 SEED=1
 	$(TESTED) $(SIMULATED) --lib
 	$(TESTED) $(WORKSPACE) --test simulation --test replay --test fleet -- --nocapture
 	$(TESTED) -p everstep-sim --features planted --test planted -- --nocapture
@@ -153,10 +153,12 @@ papers:
 sim:
 	cargo run -q --release -p everstep-sim -- $(SEED)
 
-# Needs neither the virtual environment nor a nightly compiler. A finding fails it.
+# Needs neither the virtual environment nor a nightly compiler. A finding fails it. In tests, the seed is always the same: a
+# change is to blame for what it finds. Without one, it looks for more than any run before.
 SECONDS := 60
+SEED := 0
 fuzz:
-	python3 -m harness.fuzz $(SECONDS)
+	python3 -m harness.fuzz $(SECONDS) --seed $(SEED)
 
 # Orders of the threads to try.
 ORDERS := 4

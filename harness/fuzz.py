@@ -86,8 +86,8 @@ def build(planted: bool = False) -> Path:
     return ROOT / "target" / "checked"
 
 
-def run(built: Path, target: str, seconds: int, corpus: Path) -> Run:
-    """Fuzzes one target, and keeps inputs that reach new code in ``corpus``."""
+def run(built: Path, target: str, seconds: int, corpus: Path, seed: int = 0) -> Run:
+    """Fuzzes one target, and keeps inputs that reach new code in ``corpus``. ``seed``: 0 for another one each time."""
     findings = OUT / "findings" / target
     for directory in (corpus, findings):
         directory.mkdir(parents=True, exist_ok=True)
@@ -95,6 +95,7 @@ def run(built: Path, target: str, seconds: int, corpus: Path) -> Run:
     line = [
         str(built / target),
         f"-max_total_time={seconds}",
+        f"-seed={seed}",
         f"-timeout={INPUT_SECONDS}",
         f"-rss_limit_mb={PROCESS_MIB}",
         f"-artifact_prefix={findings}/",
@@ -138,6 +139,7 @@ def main() -> int:
     p = argparse.ArgumentParser(description="Fuzz every target, one per core at a time.")
     p.add_argument("seconds", type=int, help="time for each target")
     p.add_argument("target", nargs="*", help="only these targets")
+    p.add_argument("--seed", type=int, default=0, help="the same inputs each time, as far as time allows")
     args = p.parse_args()
     unknown = set(args.target) - set(targets())
     if unknown:
@@ -146,7 +148,8 @@ def main() -> int:
     found = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         runs = pool.map(
-            lambda target: run(built, target, args.seconds, OUT / "corpus" / target), args.target or targets()
+            lambda target: run(built, target, args.seconds, OUT / "corpus" / target, args.seed),
+            args.target or targets(),
         )
         for result in runs:
             print(result.line(), flush=True)

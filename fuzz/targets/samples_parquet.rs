@@ -1,4 +1,4 @@
-//! Tables of samples as Parquet (`everstep/detect/parquet.rs`, `table.rs`). An input is
+//! Tables of samples as Parquet (`everstep/detect/parquet.rs`, `footer.rs`, `table.rs`). An input is
 //! a file.
 //!
 //! Reading must not panic, and series must have the machines of the table. Panics of the `parquet`

@@ -186,6 +186,7 @@ fn split_metadata(json: &[u8]) -> Option<(Metadata, [&[u8]; 2])> {
 pub fn parse_safetensors_header(json: &[u8], before: &mut Lines) -> Result<(Index, Metadata), HeaderError> {
     let split = split_metadata(json);
     if let Some((metadata, [head, tail])) = &split
+        && !before.text.is_empty()
         && before.text.strip_prefix(*head) == Some(*tail)
         && before.head == head.len()
     {

@@ -9,6 +9,7 @@
 
 pub mod alarm_chart;
 pub mod csv;
+mod footer;
 pub mod judge;
 pub mod packing;
 pub mod parquet;

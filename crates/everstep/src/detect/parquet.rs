@@ -1,16 +1,24 @@
 //! The same tables as Apache Parquet: flat columns of numbers and text.
 //!
-//! The reader of the `parquet` crate trusts a file: it panics where columns are shorter than they
-//! claim. Here, a damaged file is an error.
+//! The reader of the `parquet` crate trusts a file in several ways: it panics where columns are
+//! shorter than they claim, and goes through as many elements as a list claims. Here, a damaged file
+//! is an error.
 
 use super::csv::of_fields;
+use super::footer;
 use super::table::Row;
 use parquet::errors::ParquetError;
 use parquet::file::metadata::ParquetMetaData;
-use parquet::file::reader::{ChunkReader, FileReader, SerializedFileReader};
+use parquet::file::reader::{ChunkReader, FileReader, Length, SerializedFileReader};
 use parquet::record::Field;
 use parquet::record::reader::RowIter;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Bytes at the end of a file: the length of the footer, and `PAR1`.
+const TAIL_BYTES: u64 = 8;
+/// Length that the header of a page usually has at most, and that it may have.
+const HEADER_BYTES: u64 = 4 << 10;
+const HEADER_BYTES_MAX: u64 = 16 << 20;
 
 fn text(of: &Field) -> String {
     match of {
@@ -27,7 +35,11 @@ fn text(of: &Field) -> String {
 /// # Errors
 /// Fails if it is not a Parquet file, or lacks a column.
 pub fn rows(file: impl ChunkReader + 'static) -> Result<impl Iterator<Item = Result<Row, String>>, String> {
-    let reader = read(|| SerializedFileReader::new(file))?;
+    let footer = read(|| footer_of(&file))?;
+    if !footer::is_plausible(&footer) {
+        return Err(unreadable("its footer is damaged"));
+    }
+    let reader = read(|| SerializedFileReader::new(Checked(file)))?;
     if !is_consistent(reader.metadata()) {
         return Err(unreadable("its columns have different lengths, or are not flat"));
     }
@@ -53,6 +65,46 @@ fn read<T>(call: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, String> 
         Ok(done) => done.map_err(unreadable),
         Err(_) => Err(unreadable("the file is damaged")),
     }
+}
+
+/// A file whose headers of pages are looked at before the reader reads them.
+struct Checked<F>(F);
+
+impl<F: Length> Length for Checked<F> {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+}
+
+impl<F: ChunkReader> ChunkReader for Checked<F> {
+    type T = F::T;
+
+    /// The reader gets headers in this way, and what pages contain as bytes.
+    fn get_read(&self, start: u64) -> Result<F::T, ParquetError> {
+        let rest = self.len().saturating_sub(start);
+        let begins_a_page = |most: u64| {
+            let length = usize::try_from(rest.min(most)).unwrap_or_default();
+            Ok::<_, ParquetError>(footer::is_page_header(&self.0.get_bytes(start, length)?))
+        };
+        // At the end is the length of the footer.
+        if rest == TAIL_BYTES || begins_a_page(HEADER_BYTES)? || begins_a_page(HEADER_BYTES_MAX)? {
+            return self.0.get_read(start);
+        }
+        Err(ParquetError::General("the header of a page is damaged".into()))
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<bytes::Bytes, ParquetError> {
+        self.0.get_bytes(start, length)
+    }
+}
+
+/// Returns the footer, or nothing if there is none. The reader has the better message for that.
+fn footer_of(file: &impl ChunkReader) -> Result<Vec<u8>, ParquetError> {
+    let Some(tail_at) = file.len().checked_sub(TAIL_BYTES) else { return Ok(Vec::new()) };
+    let tail = file.get_bytes(tail_at, TAIL_BYTES as usize)?;
+    let length = tail.first_chunk().map_or(0, |length| u32::from_le_bytes(*length));
+    let Some(start) = tail_at.checked_sub(u64::from(length)) else { return Ok(Vec::new()) };
+    Ok(file.get_bytes(start, length as usize)?.to_vec())
 }
 
 /// Returns whether all columns of a row group have as many values as it has rows. The reader would

@@ -1,0 +1,155 @@
+//! The claims of a Parquet footer, and of the headers of pages. The reader of the `parquet` crate goes through a list that it does
+//! not know element by element, as many as the list claims, also where they take no bytes. Both are
+//! checked before.
+//!
+//! They are in Thrift's compact protocol; what its fields mean does not matter here.
+
+/// Deepest nesting of a footer; the format has six levels.
+const DEPTH_MAX: usize = 32;
+
+/// Types of the compact protocol.
+const TRUE: u8 = 1;
+const FALSE: u8 = 2;
+const BYTE: u8 = 3;
+const I16: u8 = 4;
+const I32: u8 = 5;
+const I64: u8 = 6;
+const DOUBLE: u8 = 7;
+const BINARY: u8 = 8;
+const LIST: u8 = 9;
+const SET: u8 = 10;
+const STRUCT: u8 = 12;
+
+/// Returns whether every list of a footer may have as many elements as it claims. Anything else
+/// that is wrong is left to the reader, which stops where this function stops.
+pub fn is_plausible(footer: &[u8]) -> bool {
+    !matches!(Bytes(footer).skip(STRUCT, DEPTH_MAX), Err(Stop::Claim))
+}
+
+/// Returns whether this begins with a complete header of a page. Where one ends too early, the reader
+/// does not stop.
+pub fn is_page_header(bytes: &[u8]) -> bool {
+    Bytes(bytes).skip(STRUCT, DEPTH_MAX).is_ok()
+}
+
+/// Why a footer is not read to its end.
+enum Stop {
+    /// A list claims more elements than there are bytes.
+    Claim,
+    /// It is damaged in another way.
+    Damaged,
+}
+
+/// The rest of a footer.
+struct Bytes<'a>(&'a [u8]);
+
+impl Bytes<'_> {
+    fn byte(&mut self) -> Result<u8, Stop> {
+        let (first, rest) = self.0.split_first().ok_or(Stop::Damaged)?;
+        self.0 = rest;
+        Ok(*first)
+    }
+
+    fn drop_bytes(&mut self, count: u64) -> Result<(), Stop> {
+        let count = usize::try_from(count).map_err(|_| Stop::Damaged)?;
+        self.0 = self.0.get(count..).ok_or(Stop::Damaged)?;
+        Ok(())
+    }
+
+    fn number(&mut self) -> Result<u64, Stop> {
+        let mut number = 0;
+        for shift in (0..64).step_by(7) {
+            let byte = self.byte()?;
+            number |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Ok(number);
+            }
+        }
+        Err(Stop::Damaged)
+    }
+
+    fn skip(&mut self, kind: u8, depth: usize) -> Result<(), Stop> {
+        let inner = depth.checked_sub(1).ok_or(Stop::Damaged)?;
+        match kind {
+            TRUE | FALSE => Ok(()),
+            BYTE => self.drop_bytes(1),
+            I16 | I32 | I64 => self.number().map(drop),
+            DOUBLE => self.drop_bytes(8),
+            BINARY => {
+                let length = self.number()?;
+                self.drop_bytes(length)
+            }
+            LIST | SET => self.skip_list(inner),
+            STRUCT => self.skip_struct(inner),
+            _ => Err(Stop::Damaged),
+        }
+    }
+
+    fn skip_list(&mut self, depth: usize) -> Result<(), Stop> {
+        let head = self.byte()?;
+        let count = match head >> 4 {
+            15 => self.number()?,
+            short => u64::from(short),
+        };
+        // Every element takes a byte at least.
+        if count > self.0.len() as u64 {
+            return Err(Stop::Claim);
+        }
+        for _ in 0..count {
+            match head & 0xf {
+                // In a list, they are not part of the element's head.
+                TRUE | FALSE => self.drop_bytes(1)?,
+                kind => self.skip(kind, depth)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn skip_struct(&mut self, depth: usize) -> Result<(), Stop> {
+        loop {
+            let head = self.byte()?;
+            if head == 0 {
+                return Ok(());
+            }
+            if head >> 4 == 0 {
+                // The number of the field stands alone.
+                self.number()?;
+            }
+            self.skip(head & 0xf, depth)?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_that_claims_more_than_there_is_is_found_wherever_it_is() {
+        // Field 1: a number; field 2: a list of two structs, each with a text in field 1.
+        let good = [0x15, 2, 0x19, 0x2c, 0x18, 1, b'a', 0, 0x18, 1, b'b', 0, 0];
+        assert!(is_plausible(&good));
+        let mut bad = good.to_vec();
+        bad[3] = 0xec;
+        assert!(!is_plausible(&bad), "14 elements in 9 bytes");
+        // In a struct in a list: the second text becomes a list with a long count.
+        let nested = [0x19, 0x1c, 0x19, 0xf8, 0xff, 0xff, 0xff, 0xff, 0x7f, 0, 0, 0];
+        assert!(!is_plausible(&nested));
+    }
+
+    #[test]
+    fn a_header_that_ends_too_early_is_none() {
+        let header = [0x15, 2, 0x18, 1, b'a', 0];
+        assert!(is_page_header(&header) && is_page_header(&[&header[..], b"data"].concat()));
+        assert!((0..header.len()).all(|end| !is_page_header(&header[..end])));
+        assert!(!is_page_header(&[0x19, 0xf7, 0xff, 0xff, 0xff, 0xff, 0x07, 0]), "two billion numbers");
+    }
+
+    #[test]
+    fn other_damage_is_left_to_the_reader() {
+        let deep = [0x1c; 2 * DEPTH_MAX];
+        for left in [&b""[..], &deep, &[0x1d, 1], &[0x18, 9], &[0x15, 0xff, 0xff, 0xff, 0xff]] {
+            assert!(is_plausible(left), "{left:?}");
+        }
+    }
+}
