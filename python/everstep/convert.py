@@ -299,7 +299,7 @@ def _dcp_save(state: dict[str, Any], what: Path, **where: Any) -> None:
                 stacklevel=3,
             )
         dcp.save(_without_attributes(state), no_dist=True, **where)
-    except (CheckpointException, ValueError, RecursionError) as e:
+    except (CheckpointException, ValueError, TypeError, AttributeError, RecursionError) as e:
         # CheckpointException is no Exception: what is behind it.
         cause = next(iter(e.failures.values()))[0] if isinstance(e, CheckpointException) else e
         if isinstance(cause, RecursionError):

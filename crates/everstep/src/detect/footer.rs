@@ -29,8 +29,47 @@ pub fn is_plausible(footer: &[u8]) -> bool {
 /// Returns whether this begins with a complete header of a page. Where one ends too early, the reader
 /// does not stop.
 pub fn is_page_header(bytes: &[u8]) -> bool {
-    Bytes(bytes).skip(STRUCT, DEPTH_MAX).is_ok()
+    Bytes(bytes).page(&PAGE).is_ok()
 }
+
+/// What the fields of a struct are: their numbers and types, and the structs in them.
+struct Fields(&'static [(u64, u8, Option<&'static Fields>)]);
+
+/// `Statistics` of parquet.thrift.
+static STATISTICS: Fields = Fields(&[
+    (1, BINARY, None),
+    (2, BINARY, None),
+    (3, I64, None),
+    (4, I64, None),
+    (5, BINARY, None),
+    (6, BINARY, None),
+    (7, TRUE, None),
+    (8, TRUE, None),
+]);
+/// `DataPageHeader`, `DictionaryPageHeader`, `DataPageHeaderV2`.
+static DATA: Fields =
+    Fields(&[(1, I32, None), (2, I32, None), (3, I32, None), (4, I32, None), (5, STRUCT, Some(&STATISTICS))]);
+static DICTIONARY: Fields = Fields(&[(1, I32, None), (2, I32, None), (3, TRUE, None)]);
+static DATA_V2: Fields = Fields(&[
+    (1, I32, None),
+    (2, I32, None),
+    (3, I32, None),
+    (4, I32, None),
+    (5, I32, None),
+    (6, I32, None),
+    (7, TRUE, None),
+    (8, STRUCT, Some(&STATISTICS)),
+]);
+/// `PageHeader`. None of these has a list.
+static PAGE: Fields = Fields(&[
+    (1, I32, None),
+    (2, I32, None),
+    (3, I32, None),
+    (4, I32, None),
+    (5, STRUCT, Some(&DATA)),
+    (7, STRUCT, Some(&DICTIONARY)),
+    (8, STRUCT, Some(&DATA_V2)),
+]);
 
 /// Why a footer is not read to its end.
 enum Stop {
@@ -105,6 +144,34 @@ impl Bytes<'_> {
         Ok(())
     }
 
+    /// Goes through a struct whose known fields have their types: the reader goes by their numbers
+    /// alone. Any other field is a number, a text, or a truth.
+    fn page(&mut self, of: &Fields) -> Result<(), Stop> {
+        let mut number = 0;
+        loop {
+            let head = self.byte()?;
+            if head == 0 {
+                return Ok(());
+            }
+            match head >> 4 {
+                0 => {
+                    let zigzag = self.number()?;
+                    number = if zigzag & 1 == 0 { zigzag >> 1 } else { return Err(Stop::Damaged) };
+                }
+                delta => number += u64::from(delta),
+            }
+            let kind = head & 0xf;
+            let known = of.0.iter().find(|(n, _, _)| *n == number);
+            let inner = known.and_then(|(_, _, inner)| *inner);
+            let same = known.is_none_or(|(_, k, _)| *k == kind || (*k == TRUE && kind == FALSE));
+            match (same, inner) {
+                (true, Some(inner)) => self.page(inner)?,
+                (true, None) if kind <= BINARY => self.skip(kind, 1)?,
+                _ => return Err(Stop::Damaged),
+            }
+        }
+    }
+
     fn skip_struct(&mut self, depth: usize) -> Result<(), Stop> {
         loop {
             let head = self.byte()?;
@@ -139,10 +206,12 @@ mod tests {
 
     #[test]
     fn a_header_that_ends_too_early_is_none() {
-        let header = [0x15, 2, 0x18, 1, b'a', 0];
+        let header =
+            [0x15, 0, 0x15, 4, 0x15, 4, 0x2c, 0x15, 2, 0x15, 0, 0x15, 6, 0x15, 6, 0x1c, 0x18, 1, b'a', 0, 0, 0];
         assert!(is_page_header(&header) && is_page_header(&[&header[..], b"data"].concat()));
         assert!((0..header.len()).all(|end| !is_page_header(&header[..end])));
-        assert!(!is_page_header(&[0x19, 0xf7, 0xff, 0xff, 0xff, 0xff, 0x07, 0]), "two billion numbers");
+        assert!(!is_page_header(&[0xf9, 0xf7, 0xff, 0xff, 0xff, 0xff, 0x07, 0]), "two billion numbers");
+        assert!(!is_page_header(&[0x1c, 0, 0]), "a struct in place of a number");
     }
 
     #[test]
