@@ -32,6 +32,9 @@ pub fn is_page_header(bytes: &[u8]) -> bool {
     Bytes(bytes).page(&PAGE).is_ok()
 }
 
+/// Most values of a dictionary: writers stop at 1 MiB of them unless they are told otherwise.
+const DICTIONARY_VALUES_MAX: u64 = 1 << 24;
+
 /// What the fields of a struct are: their numbers and types, and the structs in them.
 struct Fields(&'static [(u64, u8, Option<&'static Fields>)]);
 
@@ -166,6 +169,12 @@ impl Bytes<'_> {
             let same = known.is_none_or(|(_, k, _)| *k == kind || (*k == TRUE && kind == FALSE));
             match (same, inner) {
                 (true, Some(inner)) => self.page(inner)?,
+                // The reader allocates them before it reads them.
+                (true, None) if number == 1 && std::ptr::eq(of, &raw const DICTIONARY) => {
+                    if self.number()? >> 1 > DICTIONARY_VALUES_MAX {
+                        return Err(Stop::Claim);
+                    }
+                }
                 (true, None) if kind <= BINARY => self.skip(kind, 1)?,
                 _ => return Err(Stop::Damaged),
             }
