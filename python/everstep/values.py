@@ -86,7 +86,8 @@ class Values:
         Raises:
             ValueError: when it is not the value's own. A module's is read into the module itself.
         """
-        if not name.startswith(f"{owner}/"):
+        # A state may be one tensor.
+        if name != owner and not name.startswith(f"{owner}/"):
             raise ValueError(f"{owner} has the tensor {name}")
         return self.room(name)
 

@@ -160,6 +160,29 @@ def test_what_everstep_does_not_write_is_damage_for_both(tmp_path, crafted, what
         _restore(tmp_path / "out")
 
 
+class _Mean:
+    """A state that is one tensor."""
+
+    def __init__(self, value):
+        self.value = torch.tensor(value)
+
+    def state_dict(self):
+        return self.value
+
+    def load_state_dict(self, state):
+        self.value = state
+
+
+def test_a_state_that_is_one_tensor_is_an_objects_own(tmp_path):
+    manager = CheckpointManager(tmp_path / "out", mean=_Mean(2.0), persist=1)
+    manager.restore()
+    manager.step(1)
+    manager.close()
+    mean = _Mean(0.0)
+    assert _verify(tmp_path / "out") == "good"
+    assert CheckpointManager(tmp_path / "out", mean=mean, persist=0).restore() == 1 and mean.value == 2.0
+
+
 def test_a_sampler_is_not_put_outside_of_its_dataset():
     sampler = ElasticDistributedSampler(range(10), seed=1)
     state = sampler.state_dict()
