@@ -27,8 +27,8 @@ from .compare import difference
 from .damage import reading
 from .directory import Directory, in_the_way
 from .hf_format import from_hf, listed, to_hf
-from .layout import EXTRA, LAYOUT, MODULE, OPTIMIZER, RESERVED, Layout, guessed_kind
-from .tensors import BY_NAME, DTYPES, as_real_dtype, is_stored_form
+from .layout import EXTRA, MODULE, OPTIMIZER, RESERVED, Layout, guessed_kind
+from .tensors import BY_NAME, as_real_dtype
 from .values import check_step
 
 #: Values that are each rank's own, or useless without everstep.
@@ -125,10 +125,7 @@ def _loaded(source: str | PathLike[str], step: int | None) -> tuple[dict[str, An
         module, dot, key = name.partition(".")
         if dot and "/" not in module:
             state.setdefault(module, {})[key] = tensor
-    layouts = [
-        Layout.decoded(whole.bytes(rank, BLOB + LAYOUT)) if BLOB + LAYOUT in whole.names(rank) else None
-        for rank in range(whole.world_size)
-    ]
+    layouts = [Layout.of_rank(whole, rank) for rank in range(whole.world_size)]
     ranks = range(1 if layouts[0] is not None and layouts[0].replicated else whole.world_size)
     kinds = dict(item for layout in layouts[: len(ranks)] if layout is not None for item in layout.kinds.items())
     own: list[str] = []
@@ -214,9 +211,6 @@ def _with_beside(tensors: dict[str, Tensor], ranks: list[Any]) -> tuple[dict[str
             if difference(values.setdefault(key, value), value) is not None:
                 differing[key] = None
     with reading("what a module has beside its tensors"):
-        for key, dtype in dtypes.items():
-            if key in tensors and not is_stored_form(DTYPES[tensors[key].dtype], tensors[key].shape, dtype):
-                raise ValueError(f"{key} is not stored as a tensor of {dtype}")
         as_saved = {key: as_real_dtype(t, dtypes[key]) if key in dtypes else t for key, t in tensors.items()}
     return as_saved | values, [*differing]
 

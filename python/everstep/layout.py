@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import decoding
-from ._internal import CheckpointError
+from ._internal import CheckpointError, WholeCheckpoint
+from .blob_format import BLOB
 from .damage import reading
 
 RNG, EXTRA, LAYOUT = "rng", "extra", "layout"
@@ -50,6 +51,16 @@ class Layout:
         """
         with reading("the layout of the checkpoint"):
             return cls(**decoding.decode(data, lambda name: None))
+
+    @classmethod
+    def of_rank(cls, whole: WholeCheckpoint, rank: int) -> Layout | None:
+        """Returns the layout of one rank's shard; ``None`` in earlier checkpoints.
+
+        Raises:
+            DamagedError: when it is invalid.
+        """
+        name = BLOB + LAYOUT
+        return cls.decoded(whole.bytes(rank, name)) if name in whole.names(rank) else None
 
 
 def guessed_kind(value: Any, *, in_module: bool) -> str:

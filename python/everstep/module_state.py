@@ -21,7 +21,7 @@ from ._internal import CheckpointError, DamagedError, Entry
 from .compare import difference
 from .damage import reading
 from .tensor_places import Place
-from .tensors import BY_NAME, as_real_dtype, is_lazy, is_stored_form, local, real_dtype, same_bits, stored_as
+from .tensors import BY_NAME, as_real_dtype, is_lazy, local, real_dtype, same_bits, stored_as
 
 #: Marks what is saved of a module beside its tensors. Earlier checkpoints have the values alone.
 FORMAT = "__everstep_module__"
@@ -184,8 +184,6 @@ def check_dtypes(name: str, value: Any, entries: Mapping[str, Entry]) -> None:
         entry = entries.get(f"{name}.{key}")
         if entry is not None and entry.dtype in BY_NAME:
             with reading(f"the dtype of {name}.{key}"):
-                if not is_stored_form(entry.dtype, entry.shape, dtype):
-                    raise ValueError(f"{dtype} is not stored as {entry.dtype} {entry.shape}")
                 as_real_dtype(torch.empty(entry.shape, dtype=BY_NAME[entry.dtype], device="meta"), dtype)
 
 

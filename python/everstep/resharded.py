@@ -94,9 +94,7 @@ class Resharded:
     def _layout(self, rank: int) -> Layout | None:
         """Returns the layout of a rank's shard; ``None`` in earlier checkpoints."""
         if rank not in self._layouts:
-            name = BLOB + LAYOUT
-            found = name in self._whole.names(rank)
-            self._layouts[rank] = Layout.decoded(self._whole.bytes(rank, name)) if found else None
+            self._layouts[rank] = Layout.of_rank(self._whole, rank)
         return self._layouts[rank]
 
     def _alike(self) -> bool:

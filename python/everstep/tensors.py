@@ -56,8 +56,7 @@ def real_dtype(tensor: Tensor) -> str | None:
     return None if tensor.dtype in DTYPES else str(tensor.dtype).removeprefix("torch.")
 
 
-def is_stored_form(stored: str, shape: Sequence[int], dtype: str) -> bool:
-    """Returns whether a tensor of a dtype may be stored as one of this name and shape."""
+def _is_stored_form(stored: str, shape: Sequence[int], dtype: str) -> bool:
     real = _BY_TORCH_NAME.get(dtype)
     if dtype in _COMPLEX:
         return stored == _COMPLEX[dtype] and list(shape[-1:]) == [2]
@@ -66,7 +65,13 @@ def is_stored_form(stored: str, shape: Sequence[int], dtype: str) -> bool:
 
 
 def as_real_dtype(tensor: Tensor, dtype: str) -> Tensor:
-    """Returns a stored tensor with its original dtype: the same memory."""
+    """Returns a stored tensor with its original dtype: the same memory.
+
+    Raises:
+        ValueError: when a tensor of that dtype is not stored like this.
+    """
+    if not _is_stored_form(DTYPES[tensor.dtype], tensor.shape, dtype):
+        raise ValueError(f"{dtype} is not stored as {DTYPES[tensor.dtype]} {list(tensor.shape)}")
     if tensor.dtype.is_floating_point and dtype.startswith("complex"):
         return torch.view_as_complex(tensor)
     return tensor.view(_BY_TORCH_NAME[dtype])

@@ -54,6 +54,7 @@ class Values:
         self.entries: dict[str, Entry] = {e.name: e for e in shard.entries()}
         self.targets: dict[str, Tensor] = {}
         self._blobs: dict[str, bytes] = {}
+        self._layout: Layout | None = None
 
     def room(self, name: str) -> Tensor:
         """Returns memory for a tensor of the shard.
@@ -107,12 +108,13 @@ class Values:
         Raises:
             DamagedError: when it is invalid.
         """
-        if BLOB + LAYOUT not in self.entries:
-            return None
+        if self._layout is not None or BLOB + LAYOUT not in self.entries:
+            return self._layout
         layout = Layout.decoded(self._shard.bytes(BLOB + LAYOUT))
         # A module may have nothing beside its tensors.
         if lost := [n for n, kind in layout.kinds.items() if kind != MODULE and BLOB + n not in self.entries]:
             raise DamagedError(f"the checkpoint has no value of {lost[0]}", [])
+        self._layout = layout
         return layout
 
     def places(self, world_size: int | None = None) -> dict[str, Place]:

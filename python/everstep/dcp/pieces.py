@@ -174,7 +174,8 @@ def read_table(directory: str, shards: list[Shard]) -> Table:
             entries = {entry.name: entry for entry in shard.entries()}
             for row in said["pieces"]:
                 table.blocks.append(_stored(number, row, entries))
-            if len({row[0] for row in said["pieces"]}) < len(said["pieces"]):
+            names = {row[0] for row in said["pieces"]}
+            if len(names) < len(said["pieces"]):
                 raise ValueError("two parts of tensors have the same bytes")
             for fqn in said["objects"]:
                 if entries[_OBJECT + fqn].dtype != "U8":
@@ -185,8 +186,7 @@ def read_table(directory: str, shards: list[Shard]) -> Table:
             table.mappings.update(mappings)
             if mixed := [name for name in (RNG, EXTRA, LAYOUT) if BLOB + name in entries]:
                 raise ValueError(f"the shard has {BLOB}{mixed[0]}, which only a CheckpointManager saves")
-            named = {TABLE, *(row[0] for row in said["pieces"]), *(_OBJECT + fqn for fqn in said["objects"])}
-            if forgotten := sorted(entries.keys() - named):
+            if forgotten := sorted(entries.keys() - names - {TABLE, *(_OBJECT + fqn for fqn in said["objects"])}):
                 raise ValueError(f"the shard has {forgotten[0]}, which the table does not list")
     with reading(f"the tables of {directory}"):
         _check(table)

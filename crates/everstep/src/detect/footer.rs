@@ -1,8 +1,8 @@
-//! The claims of a Parquet footer, and of the headers of pages. The reader of the `parquet` crate goes through a list that it does
-//! not know element by element, as many as the list claims, also where they take no bytes. Both are
-//! checked before.
+//! The claims of a Parquet footer, and of the headers of pages. The reader of the `parquet` crate
+//! goes through a list that it does not know element by element, as many as the list claims, also
+//! where they take no bytes. Both are checked before.
 //!
-//! They are in Thrift's compact protocol; what its fields mean does not matter here.
+//! They are in Thrift's compact protocol. What the fields of a footer mean does not matter here.
 
 /// Deepest nesting of a footer; the format has six levels.
 const DEPTH_MAX: usize = 32;
@@ -29,7 +29,7 @@ pub fn is_plausible(footer: &[u8]) -> bool {
 /// Returns whether this begins with a complete header of a page. Where one ends too early, the reader
 /// does not stop.
 pub fn is_page_header(bytes: &[u8]) -> bool {
-    Bytes(bytes).page(&PAGE).is_ok()
+    Bytes(bytes).skip_known(&PAGE).is_ok()
 }
 
 /// Most values of a dictionary: writers stop at 1 MiB of them unless they are told otherwise.
@@ -149,7 +149,7 @@ impl Bytes<'_> {
 
     /// Goes through a struct whose known fields have their types: the reader goes by their numbers
     /// alone. Any other field is a number, a text, or a truth.
-    fn page(&mut self, of: &Fields) -> Result<(), Stop> {
+    fn skip_known(&mut self, of: &Fields) -> Result<(), Stop> {
         let mut number = 0;
         loop {
             let head = self.byte()?;
@@ -168,7 +168,7 @@ impl Bytes<'_> {
             let inner = known.and_then(|(_, _, inner)| *inner);
             let same = known.is_none_or(|(_, k, _)| *k == kind || (*k == TRUE && kind == FALSE));
             match (same, inner) {
-                (true, Some(inner)) => self.page(inner)?,
+                (true, Some(inner)) => self.skip_known(inner)?,
                 // The reader allocates them before it reads them.
                 (true, None) if number == 1 && std::ptr::eq(of, &raw const DICTIONARY) => {
                     if self.number()? >> 1 > DICTIONARY_VALUES_MAX {
