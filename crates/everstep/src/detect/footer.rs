@@ -32,6 +32,8 @@ pub fn is_page_header(bytes: &[u8]) -> bool {
     Bytes(bytes).skip_known(&PAGE).is_ok()
 }
 
+/// Highest number of a field.
+const FIELD_MAX: u64 = i16::MAX as u64;
 /// Most values of a dictionary: writers stop at 1 MiB of them unless they are told otherwise.
 const DICTIONARY_VALUES_MAX: u64 = 1 << 24;
 
@@ -63,6 +65,8 @@ static DATA_V2: Fields = Fields(&[
     (7, TRUE, None),
     (8, STRUCT, Some(&STATISTICS)),
 ]);
+/// `IndexPageHeader`. The format gives it no fields.
+static INDEX: Fields = Fields(&[]);
 /// `PageHeader`. None of these has a list.
 static PAGE: Fields = Fields(&[
     (1, I32, None),
@@ -70,6 +74,7 @@ static PAGE: Fields = Fields(&[
     (3, I32, None),
     (4, I32, None),
     (5, STRUCT, Some(&DATA)),
+    (6, STRUCT, Some(&INDEX)),
     (7, STRUCT, Some(&DICTIONARY)),
     (8, STRUCT, Some(&DATA_V2)),
 ]);
@@ -163,6 +168,10 @@ impl Bytes<'_> {
                 }
                 delta => number += u64::from(delta),
             }
+            // The reader would drop the upper bits, and take it for another field.
+            if number > FIELD_MAX {
+                return Err(Stop::Damaged);
+            }
             let kind = head & 0xf;
             let known = of.0.iter().find(|(n, _, _)| *n == number);
             let inner = known.and_then(|(_, _, inner)| *inner);
@@ -221,6 +230,9 @@ mod tests {
         assert!((0..header.len()).all(|end| !is_page_header(&header[..end])));
         assert!(!is_page_header(&[0xf9, 0xf7, 0xff, 0xff, 0xff, 0xff, 0x07, 0]), "two billion numbers");
         assert!(!is_page_header(&[0x1c, 0, 0]), "a struct in place of a number");
+        assert!(is_page_header(&[0x6c, 0, 0]) && !is_page_header(&[0x65, 0, 0]), "a number in place of a struct");
+        // 65,537, in 16 bits, would be the first field.
+        assert!(is_page_header(&[0x05, 0x12, 0, 0]) && !is_page_header(&[0x08, 0x82, 0x80, 0x08, 0, 0]));
     }
 
     #[test]
