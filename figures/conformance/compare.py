@@ -30,7 +30,7 @@ RANK_VARIABLES = {
 #: Documented differences and their reasons (docs/guide/from-torchrun.md explains them to users).
 DOCUMENTED = {
     "environment MASTER_ADDR": "a lone node meets itself on 127.0.0.1, not on its host name",
-    "environment MASTER_PORT": "the process group's store has a port of its own in each generation, unless --master-port fixes it",
+    "environment MASTER_PORT": "the process-group store has a port of its own in each generation, unless --master-port fixes it",
     "environment TORCHELASTIC_RUN_ID": "a lone node's random id is a job name, not a UUID",
     "environment EVERSTEP_*": "variables of our own are added",
     "exit code on a bad command line": "2, before anything is started (torchrun: 1)",

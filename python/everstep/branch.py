@@ -78,7 +78,7 @@ class Branch:
         """
         if isinstance(step, bool) or not 0 <= operator.index(step) <= STEP_MAX:
             raise ValueError(
-                f"step {step!r}: give the number of optimizer steps completed, an integer from 0 to {STEP_MAX}"
+                f"step {step!r}: pass the number of completed optimizer steps, an integer from 0 to {STEP_MAX}"
             )
         if self._origin is not None and _worker.world().rank == 0:
             begin_branch(self._directory, self._directory.mark(), *self._origin)

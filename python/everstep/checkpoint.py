@@ -38,9 +38,9 @@ Persist = int | timedelta | Literal["auto"]
 class CheckpointManager:
     """Tiered checkpoints of Stateful objects; all ranks resume from the same step.
 
-    Under ``everstep run``, each step's state goes into this node's memory, where it survives the
-    death of the worker and of the agent, and from there to ``directory`` when a persist is due.
-    Elsewhere, only ``directory`` is written.
+    Under ``everstep run``, each step's state is copied into this node's memory, where it outlives
+    the worker and the agent, and from there to ``directory`` when a durable checkpoint is due.
+    Outside ``everstep run``, only ``directory`` is written.
 
     Args:
         directory: where durable checkpoints are stored: a path that all ranks share, or a prefix in
@@ -52,18 +52,18 @@ class CheckpointManager:
             within ``stall_budget``, never begins one before the last one is written, and gives its
             reason in ``everstep ckpt show``. :meth:`close` makes the last step durable. 0: no
             durable checkpoints.
-        stall_budget: part of the training time that each ``"auto"`` may use, everything counted:
-            collecting, encoding, copying, waiting. Default: 1 %, and memory snapshots of up to half
-            a millisecond are made at every step, however short steps are.
-        replicas: copies of each step in other nodes' memory. ``"4+2"``: parity instead, so that of
-            each six nodes any two may be lost, for half a shard of memory on each instead of two.
-            Ranks that hold the same state (DDP) are copies of each other already, and a single node
+        stall_budget: share of the training time that each ``"auto"`` may use in total: collecting,
+            encoding, copying and waiting. Default: 1 %. Memory snapshots of up to half a millisecond
+            are taken at every step, however short the steps are.
+        replicas: number of copies of each step in other nodes' memory. ``"4+2"`` keeps parity
+            instead: any two of six nodes may be lost, and each node stores half a shard instead of
+            two. Ranks with the same state (DDP) are already copies of each other, and a single node
             makes no copies.
         pacing: send copies to other nodes while the training network is idle (20 steps are profiled
             first), and less often if that is too short. Without it, they are sent at once, beside
             the traffic of training.
-        keep: number of the newest durable checkpoints that stay (at least 2).
-        keep_every: the first checkpoint of each such span stays, too.
+        keep: number of the newest durable checkpoints to keep (at least 2).
+        keep_every: also keep the first checkpoint of each period of this length.
         keep_epochs: make a durable checkpoint when an epoch ends (anything in ``state`` with an
             ``epoch``), and keep it.
         persist_bandwidth: limit on the bytes per second and rank that go to ``directory``; 0 for
@@ -221,7 +221,7 @@ class CheckpointManager:
         """
         if self._step is not None and step <= self._step:
             raise ValueError(
-                f"step({step}) after step {self._step}: give the number of steps completed, which must rise"
+                f"step({step}) was called after step {self._step}: pass the number of completed steps, which must increase"
             )
         began = time.perf_counter_ns()
         self._start.writing(bool(self._persist))
@@ -405,14 +405,14 @@ class CheckpointManager:
         were updated since."""
         if step is None and self._step is not None and self._state.updated:
             raise CheckpointError(
-                f"save(): the weights were updated after step {self._step}; call step() first, or give the number of steps"
+                f"save(): the weights were updated after step {self._step}; call step() first, or pass the number of steps"
             )
         self._save(step, block, extra or self._extra, USER)
 
     def _save(self, step: int | None, block: bool, extra: dict[str, Any], why: int) -> None:
         step = self._step if step is None else step
         if step is None:
-            raise ValueError("save() before any step: give the number of steps completed")
+            raise ValueError("save() before any step: pass the number of completed steps")
         self._start.writing(True)
         self._branch.trains(step)
         self._tier.wait()

@@ -40,7 +40,7 @@ def out_of_memory(error: BaseException) -> OutOfMemory:
     text = str(error).partition("\n")[0][:300]
     return OutOfMemory(
         f"there is not enough memory to read the checkpoint ({type(error).__name__}{text and ': '}{text}); "
-        "free memory of the host or the GPU, or use a machine with more, and start again"
+        "free host or GPU memory, or use a machine with more memory, and start again"
     )
 
 

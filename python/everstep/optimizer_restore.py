@@ -47,7 +47,7 @@ def _positions(name: str, value: dict[str, Any], optimizer: Optimizer, names: Pa
     for key, shape in value.get("shapes", {}).items():
         if key in found and list(parameters[found[key]].shape) != shape:
             raise CheckpointError(
-                f"{name}=: parameter {found[key]} had shape {shape} in the checkpoint, {list(parameters[found[key]].shape)} here"
+                f"{name}=: parameter {found[key]} has shape {shape} in the checkpoint, but {list(parameters[found[key]].shape)} here"
             )
     return found
 
@@ -99,7 +99,8 @@ def _restore(
     order, parameters = names.of(optimizer), parameters_of(optimizer)
     if len(value["groups"]) != len(optimizer.param_groups):
         raise CheckpointError(
-            f"{name}=: the checkpoint's optimizer has {len(value['groups'])} parameter groups, this one {len(optimizer.param_groups)}"
+            f"{name}=: the checkpoint's optimizer has {len(value['groups'])} parameter groups, "
+            f"but this one has {len(optimizer.param_groups)}"
         )
     found = _positions(name, value, optimizer, names)
     lines = _differences(value, optimizer, order, found)
@@ -212,7 +213,7 @@ def _restore_values(
         for n in values:
             if _of_part(places.get(f"{name}/values/{n}")) != _of_part(place_of(parameters[found[n]])):
                 raise CheckpointError(
-                    f"{name}=: parameter {found[n]}, which belongs to no module, is sharded in another way in the checkpoint; "
+                    f"{name}=: parameter {found[n]}, which belongs to no module, is sharded differently in the checkpoint; "
                     "run with the same ranks and sharding, or pass the module that it belongs to to CheckpointManager"
                 )
     _put_back(name, {found[n]: v for n, v in values.items()}, parameters)
@@ -250,7 +251,8 @@ def _check_kind(name: str, value: dict[str, Any], optimizer: Optimizer) -> None:
     for saved, own in zip(value["groups"], optimizer.param_groups, strict=True):
         if differ := sorted((saved.keys() ^ own.keys()) - {"initial_lr", "param_names"}):
             raise CheckpointError(
-                f"{name}=: the checkpoint is of {value['kind']}, this is {kind_of(optimizer)}; they differ in {', '.join(differ)}"
+                f"{name}=: the checkpoint was saved with {value['kind']}, but this is {kind_of(optimizer)}; "
+                f"they differ in {', '.join(differ)}"
             )
 
 

@@ -189,7 +189,7 @@ def put(state: dict[str, Any]) -> None:
         if here < len(state["cuda"]):
             warnings.warn(
                 f"everstep: the checkpoint has the random generators of {len(state['cuda'])} GPUs, but this process sees {here}: "
-                "only theirs are restored; make the same number of GPUs visible for the same random numbers",
+                "only the generators of the visible GPUs are restored; to get the same random numbers, make as many GPUs visible as before",
                 stacklevel=6,
             )
         for device, generator in enumerate(state["cuda"][:here]):

@@ -54,8 +54,9 @@ class Start:
             held = published + self._tier.held()
             if held:
                 raise CheckpointError(
-                    f"step() or save() without restore(), and {self._directory} holds checkpoints of this run up to step {max(held)}: call "
-                    f"restore() before the loop to continue from there, or give another directory to start from scratch"
+                    f"step() or save() was called without restore(), but {self._directory} contains checkpoints of this run up "
+                    f"to step {max(held)}: call restore() before the loop to continue from there, "
+                    "or use another directory to start from scratch"
                 )
             self._may_write = True
         if durable:
@@ -64,12 +65,13 @@ class Start:
     def _refuse_misuse(self) -> None:
         if os.getpid() != self._pid:
             raise CheckpointError(
-                "step() or save() in a process that was forked from the one that made this CheckpointManager: "
+                "step() or save() was called in a process that was forked from the one that created this CheckpointManager: "
                 "only that process may write checkpoints"
             )
         if self._directory.released:
             raise CheckpointError(
-                f"step() or save() after close(): call close() after the last step, or make a new CheckpointManager for {self._directory}"
+                f"step() or save() was called after close(): call close() after the last step, or create a new "
+                f"CheckpointManager for {self._directory}"
             )
         last = _writers.get(self._target)
         if last is self:

@@ -275,8 +275,8 @@ class State:
         value = optimizer_state.by_names(optimizer, state, order, values)
         if value["shapes"] and self._trained is not None and (lost := self._trained.lost(optimizer, names)) is not None:
             raise CheckpointError(
-                f"{lost} is no longer the parameter of its module, but {name}= still holds it: a fresh process could not match its state; "
-                "write into the parameter in place, give the new one to the optimizer, or take the old one out of it"
+                f"{lost} is no longer the parameter of its module, but {name}= still holds it: a restarted process could not match "
+                "its state; modify the parameter in place, pass the new one to the optimizer, or remove the old one from it"
             )
         blob = self.encoded(value, name, items, eager=False, sharded=True)
         optimizer_state.describe(name, items[first:], value.get("sharded", ()), self._ranges())
@@ -435,7 +435,7 @@ class State:
             if (lost := before.lost(optimizer, now)) is not None:
                 raise CheckpointError(
                     f"{lost} was replaced when its module loaded its state (assign=True), and the optimizer still has the old parameter; "
-                    "load in place, or make the optimizer after restore()"
+                    "load in place, or create the optimizer after restore()"
                 )
 
     @property

@@ -64,8 +64,8 @@ class UnsavedOptimizers:
             return
         warnings.warn(
             f"everstep: an optimizer ({kind_of(optimizer)}) trains parameters that are saved, but is not saved "
-            "itself: after a restart its state is lost; "
-            "give it to CheckpointManager, and where an optimizer is replaced in the loop, change the groups "
+            "itself, so its state is lost after a restart; "
+            "pass it to CheckpointManager; if the loop replaces an optimizer, change the parameter groups "
             "of the first one instead (add_param_group)",
             stacklevel=5,
         )

@@ -74,7 +74,7 @@ def test_batches_that_somebody_else_makes_are_said():
             yield from sorted(super().__iter__())
 
     sampler = ElasticDistributedSampler(Numbers(), seed=3)
-    with pytest.warns(UserWarning, match="Pooled decides itself which samples make a batch"):
+    with pytest.warns(UserWarning, match="Pooled chooses the samples of a batch itself"):
         next(iter(DataLoader(Numbers(), batch_sampler=Pooled(sampler, 5, False))))
 
 

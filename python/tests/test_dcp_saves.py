@@ -65,7 +65,7 @@ def test_a_number_that_everstep_chose_never_replaces_a_checkpoint(tmp_path, monk
     _save(es.dcp.Writer(tmp_path / "step-1"), 1)
     monkeypatch.setattr(stores, "_newest", lambda root: 0)
     monkeypatch.setattr(stores, "_drawn", {})
-    with pytest.raises(BaseException, match="does not replace"):
+    with pytest.raises(BaseException, match="is not replaced"):
         _save(es.dcp.Writer(tmp_path), 2)
     assert _saved(tmp_path) == {"step-1": 1}
     # A number in the path is the user's choice.
@@ -222,7 +222,7 @@ def test_what_a_planner_leaves_out_or_renames(tmp_path):
     back = {"model": {"w": torch.zeros(9)}}
     dcp.load(back, storage_reader=es.dcp.Reader(tmp_path))
     assert torch.equal(back["model"]["w"], saved["model"]["w"])
-    with pytest.raises(BaseException, match=r"_Renames saves model\.w\.x, and its mappings name no place"):
+    with pytest.raises(BaseException, match=r"_Renames saves model\.w\.x, but its mappings have no entry for it"):
         dcp.save(saved, storage_writer=writer, planner=_Renames())
     assert [p.name for p in tmp_path.glob("step-*")] == ["step-1"]
     dcp.save({"w": torch.ones(9)}, storage_writer=writer, planner=_Renames(flatten_state_dict=False))

@@ -299,7 +299,7 @@ def test_long_names_of_any_characters_are_saved(tmp_path):
 def test_what_is_no_number_of_steps_is_refused(tmp_path, call, step):
     ckpt = es.CheckpointManager(tmp_path, persist=1, data=Kept(1))
     ckpt.restore()
-    with pytest.raises((ValueError, TypeError), match=r"give the number of|integer"):
+    with pytest.raises((ValueError, TypeError), match=r"pass the number of|integer"):
         getattr(ckpt, call)(step)
     ckpt.step(1)
     assert [p.name for p in tmp_path.glob("step-*")] == ["step-1"]

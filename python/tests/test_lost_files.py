@@ -86,7 +86,7 @@ def test_a_full_disk_under_the_records_is_named(env, script, tmp_path, disk, wha
     first = done.stderr.splitlines()[0]
     assert done.returncode == 78 and not done.stdout, done
     assert str(state) in first and what in first, done.stderr
-    assert "No space left" in first or "make room" in first, done.stderr
+    assert "No space left" in first or "free some space" in first, done.stderr
 
 
 def test_records_that_are_removed_are_missed_once(env, script, tmp_path):

@@ -255,7 +255,7 @@ def test_memory_of_a_killed_nameless_job_is_found_by_its_directory(
     started = {int(row.split()[1]) for row in begun.splitlines() if row.startswith("start")}
     # How far the job was behind its ranks depends on how busy the machine is.
     assert len(started) == 1 and 0 < started.pop() <= last + 1, (last, begun, said)
-    assert "what it left in memory is used" in said and second.returncode == 0, said
+    assert "using the checkpoints that it left in memory" in said and second.returncode == 0, said
     assert memory is None or not list(memory.glob("*/job-*/0/*-slot-*")), "nothing is left behind"
 
 

@@ -82,11 +82,12 @@ def test_parameters_that_do_not_match_are_refused_with_a_diff(tmp_path):
     with pytest.raises(es.CheckpointError, match=r"dec\.weight: only in the checkpoint, in group 0"):
         _restore(tmp_path, enc=enc2, dec=dec2, optimizer=only)
     groups = torch.optim.Adam([{"params": enc2.parameters()}, {"params": dec2.parameters()}], lr=0.1)
-    with pytest.raises(es.CheckpointError, match="has 1 parameter groups, this one 2"):
+    with pytest.raises(es.CheckpointError, match="has 1 parameter groups, but this one has 2"):
         _restore(tmp_path, enc=enc2, dec=dec2, optimizer=groups)
     other = torch.optim.SGD([*enc2.parameters(), *dec2.parameters()], lr=0.1)
     with pytest.raises(
-        es.CheckpointError, match=r"the checkpoint is of torch\.optim\.adam\.Adam, this is torch\.optim\.sgd\.SGD"
+        es.CheckpointError,
+        match=r"the checkpoint was saved with torch\.optim\.adam\.Adam, but this is torch\.optim\.sgd\.SGD",
     ):
         _restore(tmp_path, enc=enc2, dec=dec2, optimizer=other)
 

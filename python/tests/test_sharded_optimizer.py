@@ -77,7 +77,7 @@ def test_and_so_do_all_parameters_of_a_module_that_the_manager_does_not_have(tmp
     _ranks(tmp_path / "alone", _LOOSE, "save", 2)
     _ranks(tmp_path / "alone", _LOOSE, "load", 2)
     errors = _ranks(tmp_path / "alone", _LOOSE, "turned", 2, fails=True)
-    assert "parameter 0, which belongs to no module, is sharded in another way in the checkpoint" in errors
+    assert "parameter 0, which belongs to no module, is sharded differently in the checkpoint" in errors
 
 
 _STATE = """

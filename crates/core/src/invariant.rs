@@ -15,7 +15,7 @@ pub enum InvariantId {
     GenerationNeverDecreases,
     /// INV-03: no rank and no node appears twice in a world.
     RankOnce,
-    /// INV-04: every worker has exactly one living owner.
+    /// INV-04: every worker has exactly one live owner.
     OneOwner,
     /// INV-05: no more restarts than the budget allows.
     BudgetKept,
@@ -24,7 +24,7 @@ pub enum InvariantId {
     FullSizeAfterQuiet,
     /// INV-07: no worker starts for a generation that is not in the store.
     PersistBeforePromise,
-    /// INV-08: a node with a living connection is a member.
+    /// INV-08: a node with a live connection is a member.
     LiveNodeIsMember,
     /// INV-09: all ranks of a generation restore the same step, and each of them has offered it.
     /// None starts fresh where some rank has found a durable checkpoint.

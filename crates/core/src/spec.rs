@@ -96,7 +96,7 @@ pub enum SpecError {
         max: u32,
     },
     /// `--detect-timeout` is too short to distinguish a failure from noise.
-    #[error("--detect-timeout {0} ms is shorter than a scheduler hiccup; use 200 ms or more")]
+    #[error("--detect-timeout {0} ms is too short to tell a failure from a scheduling delay; use 200 ms or more")]
     Timeout(u64),
 }
 

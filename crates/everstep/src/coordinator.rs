@@ -140,7 +140,7 @@ pub async fn run(setup: Setup<'_>) -> Result<(), StartError> {
     let listener = place
         .bind(port)
         .await
-        .map_err(|e| fail(format!("cannot listen on port {port}: {e}; give --rdzv-endpoint another port")))?;
+        .map_err(|e| fail(format!("cannot listen on port {port}: {e}; use another port in --rdzv-endpoint")))?;
     let endpoint = listener.local_addr().map_err(|e| fail(format!("cannot listen on port {port}: {e}")))?.to_string();
     let store = RedbStore::open(&directory.join("store.redb")).map_err(fail)?;
     let epoch = take_epoch(&store).map_err(|why| fail(format!("{why} (in {})", directory.display())))?;

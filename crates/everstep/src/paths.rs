@@ -135,7 +135,7 @@ pub fn inspect() -> Result<(), Unusable> {
 }
 
 /// The remedy where the disk with the state directory is full.
-pub const MAKE_ROOM: &str = "make room there, or set EVERSTEP_STATE_DIR to a directory on another disk";
+pub const MAKE_ROOM: &str = "free some space there, or set EVERSTEP_STATE_DIR to a directory on another disk";
 
 /// Returns whether there was no room on the disk, or none left for this user.
 pub fn is_full(why: &io::Error) -> bool {

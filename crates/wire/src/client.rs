@@ -23,7 +23,7 @@ pub enum ConnectError {
         source: std::io::Error,
     },
     /// Something else listens at the endpoint.
-    #[error("{endpoint} answers, but it is not an everstep coordinator; give --rdzv-endpoint another port")]
+    #[error("{endpoint} responds, but is not an everstep coordinator; use another port in --rdzv-endpoint")]
     NotCoordinator {
         /// The endpoint, as `HOST:PORT`.
         endpoint: String,
@@ -31,7 +31,7 @@ pub enum ConnectError {
     /// The endpoint accepted the connection but did not answer in time: something else listens
     /// there, or a coordinator on a busy machine.
     #[error(
-        "{endpoint} accepts connections but does not answer; if that is not an everstep coordinator, give --rdzv-endpoint another port"
+        "{endpoint} accepts connections but does not answer; if that is not an everstep coordinator, use another port in --rdzv-endpoint"
     )]
     Silent {
         /// The endpoint, as `HOST:PORT`.

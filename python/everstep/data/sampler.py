@@ -22,13 +22,13 @@ CHUNK = 4096
 
 
 class ElasticDistributedSampler(Sampler[int]):
-    """Every sample of an epoch exactly once, whatever the number of ranks was on the way.
+    """Yields every sample of an epoch exactly once, even if the number of ranks changes.
 
     Use it in place of ``DistributedSampler``, give it to :class:`everstep.CheckpointManager`
     (``data=sampler``), and loop ``for epoch in range(n): sampler.set_epoch(epoch); for batch in
     loader``: finished epochs yield nothing, the one in progress continues. Step ``k`` of a world of
     W ranks with B samples each takes the next W·B positions; the end of an epoch is neither padded
-    nor dropped, the remainder flows into the next one.
+    nor dropped; the remainder is carried over into the next epoch.
 
     Args:
         dataset: anything with a length.
@@ -206,10 +206,9 @@ class ElasticDistributedSampler(Sampler[int]):
 
 def _cannot_count(kind: str) -> None:
     warnings.warn(
-        f"everstep: {kind} decides itself which samples make a batch, so ElasticDistributedSampler cannot be "
-        "sure which ones the loop was given: "
-        "after a restart some may be left out or repeated; use torch's BatchSampler (batch_size=), or drop the "
-        "sampler and save a position of your own",
+        f"everstep: {kind} chooses the samples of a batch itself, so ElasticDistributedSampler cannot tell which ones "
+        "the loop received: after a restart, some may be skipped or repeated; use torch's BatchSampler (batch_size=), "
+        "or omit the sampler and save your own position",
         stacklevel=6,
     )
 

@@ -169,7 +169,8 @@ def read_table(directory: str, shards: list[Shard]) -> Table:
         with reading(f"the table of {shard.path}"):
             if said["version"] != VERSION:
                 raise CheckpointError(
-                    f"{directory} has tables of version {said['version']}, this everstep reads {VERSION}; install the one that wrote it"
+                    f"{directory} has tables of version {said['version']}, but this everstep reads version {VERSION}; "
+                    "install the everstep version that wrote it"
                 )
             entries = {entry.name: entry for entry in shard.entries()}
             for row in said["pieces"]:

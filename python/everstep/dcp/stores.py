@@ -422,6 +422,6 @@ class PlainStore:
         """Writes the manifest, last. Only a ``fixed`` number replaces a checkpoint."""
         if not fixed and any(row.step == step for row in list_checkpoints(self.root)):
             raise CheckpointError(
-                f"{self.root} has a step {step} since this save began, which it does not replace; save again"
+                f"step {step} appeared in {self.root} after this save began, and is not replaced; save again"
             )
         publish(self.root, self.root.mark(), step, [w for w in written if w is not None], _KEEP.retention(), True)

@@ -36,8 +36,8 @@ HANDOVER = 120.0
 LATE = f"the thread of async_save did not begin within {HANDOVER:.0f} s: save again"
 #: Why a Writer cannot be pickled.
 STAYS = (
-    "everstep.dcp.Writer stays in the training process: leave async_checkpointer_type at THREAD; the "
-    "agent writes outside of it anyway"
+    "everstep.dcp.Writer works only in the training process: leave async_checkpointer_type at THREAD; the "
+    "agent already writes outside that process"
 )
 #: Why a save cannot change its directory.
 ELSEWHERE = "async_save has already copied the state for another directory: pass the path to the Writer instead of checkpoint_id"
@@ -170,8 +170,8 @@ def _require_places(pieces: list[Piece], mappings: Mapping[str, Any], planner: S
     unknown = next((p.fqn for p in pieces if mappings and p.fqn not in mappings), None)
     if unknown is not None:
         raise CheckpointError(
-            f"{type(planner).__name__} saves {unknown}, and its mappings name no place for that in the state; add it "
-            "to them where the planner renames or adds items, or create it with flatten_state_dict=False"
+            f"{type(planner).__name__} saves {unknown}, but its mappings have no entry for it; add one where the "
+            "planner renames or adds items, or create the planner with flatten_state_dict=False"
         )
 
 

@@ -297,7 +297,7 @@ impl Job {
                 _ => format!("rank {with} had finished, but this rank may not have completed the same steps"),
             };
             let why = format!(
-                "{how}: the training is not finished, and a restart would repeat the work of rank {with} (to restart anyway, give --max-restarts N)"
+                "{how}: the training is not finished, and a restart would repeat the work of rank {with} (to restart anyway, use --max-restarts N)"
             );
             (ExitCode::Failed.number(), why)
         })
@@ -312,7 +312,7 @@ impl Job {
         let own = matches!(failure.verdict.scope, Scope::User | Scope::Unknown | Scope::Storage);
         (exception && own && !failure.verdict.follows && !counted && !self.record.checkpointed).then(|| {
             let why = "the script raised an error and no rank has used an everstep.CheckpointManager, so a restart would begin at \
-                       the first step (to restart anyway, give --max-restarts N)";
+                       the first step (to restart anyway, use --max-restarts N)";
             (ExitCode::Failed.number(), why.into())
         })
     }

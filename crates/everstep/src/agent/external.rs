@@ -144,7 +144,7 @@ impl External {
         let Some(generation) = self.to_end.take() else { return };
         self.running = None;
         if let Err(e) = self.store.renew().await {
-            return self.over(1, &format!("no port for the process group's store: {e}"));
+            return self.over(1, &format!("no port for the process-group store: {e}"));
         }
         let store_port = self.store.port();
         self.event(Event::Crew(generation, CrewEvent::WorkersGone { store_port })).await;

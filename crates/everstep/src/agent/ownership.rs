@@ -104,7 +104,9 @@ impl Driver {
                 // Only a single-node job is certain to have had its memory here.
                 let heir = Heir { predecessor, job: &claimant.job, node: &node, run: to.run, world_size };
                 if claimant.nodes == 1 && heir.adopt() {
-                    crate::say!("job {predecessor} ended with its launcher; what it left in memory is used");
+                    crate::say!(
+                        "job {predecessor} ended with its launcher; using the checkpoints that it left in memory"
+                    );
                 }
             };
             let result = claims.epoch(&to.directory, &claimant, inherit);

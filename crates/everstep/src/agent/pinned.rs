@@ -27,15 +27,15 @@ fn dropped(label: &Label, to: &Destination, generation: Generation, world_size: 
         None
     } else if is_for(label, to) {
         (is_left && ranks != world_size)
-            .then(|| format!("step {step}, saved by {ranks} ranks before the restart, is dropped: it is not complete"))
+            .then(|| format!("discarding step {step}, saved by {ranks} ranks before the restart: it is incomplete"))
     } else if is_left {
         Some(format!(
-            "step {step}, saved to another directory before the restart, is dropped: the job saves to {directory} now"
+            "discarding step {step}, saved to another directory before the restart: the job now saves to {directory}"
         ))
     } else {
         // A worker that changes its directory has waited for the end of every save to the one
         // before.
-        Some(format!("step {step}, saved to another directory than {directory}, is dropped: its save has failed"))
+        Some(format!("discarding step {step}, saved to a directory other than {directory}: its save failed"))
     }
 }
 
@@ -131,8 +131,8 @@ mod tests {
         let of = |run, generation| dropped(&label(run, generation), &to(Target::Exactly), Generation(4), 2);
         assert_eq!((of(HERE, 4), of(HERE, 3)), (None, None));
         let text = |run, generation| of(run, generation).expect("it was saved elsewhere");
-        assert!(text(RunId(8), 4).ends_with("is dropped: its save has failed"));
-        assert!(text(RunId(8), 3).ends_with("is dropped: the job saves to /out now"));
+        assert!(text(RunId(8), 4).ends_with("its save failed"));
+        assert!(text(RunId(8), 3).ends_with("the job now saves to /out"));
         assert!(is_for(&label(HERE, 4), &to(Target::Exactly)));
         assert!(!is_for(&label(RunId(8), 4), &to(Target::Exactly)));
     }

@@ -210,7 +210,7 @@ impl Driver {
     /// passes.
     fn renew_later(&mut self, generation: u64, why: &std::io::Error) {
         if !std::mem::replace(&mut self.store.short, true) {
-            crate::say!("no port for the process group's store: {why}; trying again until there is one");
+            crate::say!("no port for the process-group store: {why}; retrying until one is available");
         }
         let inbox = self.inbox.clone();
         tokio::spawn(async move {

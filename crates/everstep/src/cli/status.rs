@@ -91,14 +91,14 @@ pub fn one(runtime: &tokio::runtime::Runtime, only: Option<&str>) -> Result<Runn
     match jobs.len() {
         0 => {
             let which = only.map_or("no job is running here".into(), |j| format!("job {j} is not running here"));
-            let nothing = || format!("{which}; run this where its coordinator runs");
+            let nothing = || format!("{which}; run this command on the machine where the job's coordinator runs");
             let why = remote(only, &[]).first().map_or_else(nothing, Remote::explain);
             Err(Failure::new(ExitCode::Unavailable, why))
         }
         1 => Ok(jobs.remove(0)),
         n => {
             let names: Vec<&str> = jobs.iter().map(|j| j.status.job.0.as_str()).collect();
-            Err(Failure::usage(format!("{n} jobs run here; name one of them: {}", names.join(", "))))
+            Err(Failure::usage(format!("{n} jobs are running here; specify one of them: {}", names.join(", "))))
         }
     }
 }

@@ -92,7 +92,7 @@ impl EventLog {
                     let why = other.err().map_or_else(|| "nothing was written".to_owned(), |e| e.to_string());
                     if !std::mem::replace(&mut self.late, true) {
                         self.news = Some(format!(
-                            "cannot write events to {}: {why}; training continues, and they are kept in memory: if there is no room when the job ends, they are lost",
+                            "cannot write events to {}: {why}; training continues, and the events are kept in memory; they are lost if they still cannot be written when the job ends",
                             self.path.display()
                         ));
                     }

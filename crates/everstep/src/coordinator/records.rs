@@ -35,7 +35,7 @@ pub fn take_epoch(store: &RedbStore) -> Result<Epoch, String> {
     store.put("epoch", b"", precondition).map(Epoch).map_err(|e| match e {
         StoreFailure::Conflict => "another coordinator has written the store".into(),
         StoreFailure::Unavailable => format!(
-            "cannot write the store: {}; check that the disk has room and that you may write there",
+            "cannot write the store: {}; check that the disk has free space and that you have write permission",
             store.why()
         ),
     })

@@ -32,7 +32,7 @@ impl Columns {
         let need = |name: &str| {
             at(name).ok_or_else(|| {
                 format!(
-                    "the first line names no column {name}: tables have time,machine[,role][,domain][,episode] and metrics, or metric,value (it has {})",
+                    "the header has no column {name}: tables need time,machine[,role][,domain][,episode] and either one column per metric or metric,value (found: {})",
                     header.join(",")
                 )
             })

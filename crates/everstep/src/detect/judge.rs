@@ -26,7 +26,7 @@ pub fn faults(from: impl Read) -> Result<Vec<Fault>, String> {
     let header = reader.headers().map_err(|e| format!("it cannot be read as a table: {e}"))?.clone();
     let at = |name: &str| header.iter().position(|h| h.eq_ignore_ascii_case(name));
     let need = |name: &str| {
-        at(name).ok_or_else(|| format!("faults are machine,start,end[,episode]: there is no column {name}"))
+        at(name).ok_or_else(|| format!("there is no column {name}; the file needs machine,start,end[,episode]"))
     };
     let (machine, start, end, episode) = (need("machine")?, need("start")?, need("end")?, at("episode"));
     let mut all = Vec::new();

@@ -96,7 +96,7 @@ async fn ask(
     let status = answer.status();
     let text = answer.text().await.map_err(|e| format!("cannot read the answer of {}: {e}", of.url))?;
     let answer: Answer = serde_json::from_str(&text).map_err(|_| {
-        format!("{} answers ({status}), but not as a Prometheus server does: give the URL before /api/v1", of.url)
+        format!("{} responds ({status}), but not like a Prometheus server; use the URL without /api/v1", of.url)
     })?;
     match answer.data.filter(|_| answer.status == "success") {
         Some(data) => Ok(data.result),

@@ -49,7 +49,7 @@ impl Drop for Wait<'_> {
 
 fn too_long() -> io::Error {
     let why = format!(
-        "a value in the process group's store would be longer than {} MiB after an append",
+        "a value in the process-group store would be longer than {} MiB after an append",
         STORE_VALUE_BYTES_MAX >> 20
     );
     io::Error::new(io::ErrorKind::StorageFull, why)

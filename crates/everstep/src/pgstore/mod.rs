@@ -126,7 +126,7 @@ async fn accept(listener: TcpListener, gate: Arc<Mutex<Gate>>, control: Option<T
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(e) => {
-                let (pause, line) = trouble.failed("for the process group's store", &e);
+                let (pause, line) = trouble.failed("for the process-group store", &e);
                 line.into_iter().for_each(|line| crate::say!("{line}"));
                 tokio::time::sleep(pause).await;
                 continue;

@@ -51,11 +51,11 @@ fn advised(why: &str, path: &Path) -> String {
     let of = |e: rustix::io::Errno| why.contains(&std::io::Error::from(e).to_string());
     if of(rustix::io::Errno::FBIG) {
         return format!(
-            "{why}; the store takes a few MiB, more than the limit on file size (ulimit -f) allows: raise it"
+            "{why}; the store needs a few MiB, more than the file size limit allows; raise the limit (ulimit -f)"
         );
     }
     if of(rustix::io::Errno::NOSPC) || of(rustix::io::Errno::DQUOT) {
-        return format!("{why}; make room there, or give another directory in EVERSTEP_STATE_DIR");
+        return format!("{why}; free some space there, or set EVERSTEP_STATE_DIR to a directory on another disk");
     }
     if [rustix::io::Errno::ACCESS, rustix::io::Errno::PERM, rustix::io::Errno::ROFS, rustix::io::Errno::MFILE]
         .into_iter()

@@ -37,7 +37,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Records a message that arrived late on a living connection.
+    /// Records a message that arrived late on a live connection.
     fn late(&mut self, now: Time) {
         if self.late.is_some_and(|at| now.since(at) < LATE_WITHIN) {
             self.bad_network_until = now.after(BAD_FOR);

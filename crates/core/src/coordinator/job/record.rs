@@ -183,7 +183,7 @@ impl JobRecord {
             // A lost node says nothing about the script, and its agent may have died before it
             // reported a step.
             RestartBudget::PerDayAfterFirstStep(_) if script && !self.progressed => {
-                Err("no optimizer step was completed, so a restart would fail the same way (to restart anyway, give --max-restarts N)".into())
+                Err("no optimizer step was completed, so a restart would fail the same way (to restart anyway, use --max-restarts N)".into())
             }
             RestartBudget::PerDayAfterFirstStep(n) => {
                 if self.restarts_today(now) >= n as usize { Err(format!("{n} restarts within 24 hours are used")) } else { Ok(()) }

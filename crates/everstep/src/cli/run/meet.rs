@@ -175,7 +175,7 @@ fn alone(o: &RunOptions, master: Option<(String, u16)>) -> Result<Meet, Failure>
     let mut host = host.or_else(|| o.local_addr.clone()).unwrap_or_else(|| LOOPBACK.into());
     if !is_loopback(&host) && !o.insecure {
         crate::say!(
-            "one node: listening on {LOOPBACK} instead of {host}; other machines need not reach it (to listen there: --insecure --token-file FILE)"
+            "listening on {LOOPBACK} instead of {host}, because the job has a single node (to listen on {host}, use --insecure --token-file FILE)"
         );
         host = LOOPBACK.into();
     }

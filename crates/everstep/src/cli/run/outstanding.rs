@@ -35,7 +35,7 @@ async fn wait(mut over: oneshot::Receiver<()>) {
             _ = terminate.recv() => return,
             _ = hangup.recv() => return,
             _ = reminder.tick() => crate::say!(
-                "the job has ended; waiting for storage to complete what was being written; Ctrl-C stops waiting"
+                "the job has ended; waiting for pending writes to storage; press Ctrl-C to stop waiting"
             ),
         }
     }

@@ -76,7 +76,10 @@ impl Known {
             }
             _ => {
                 let names: Vec<String> = begins.iter().map(|(n, _)| format!("--{n}")).collect();
-                Err(Failure::usage(format!("--{name} can mean {}; write it out", names.join(" or "))))
+                Err(Failure::usage(format!(
+                    "--{name} is ambiguous: it can mean {}; write the option in full",
+                    names.join(" or ")
+                )))
             }
         }
     }
@@ -130,7 +133,7 @@ pub fn uniform(arguments: &[OsString]) -> Result<Vec<OsString>, Failure> {
                 (true, false) => result.push(OsStr::from_bytes(attached).to_owned()),
                 (false, true) => {}
                 (false, false) => {
-                    return Err(Failure::usage(format!("-{first} takes no value, and {text} gives it one")));
+                    return Err(Failure::usage(format!("-{first} takes no value, but {text} has one")));
                 }
             }
             continue;
