@@ -27,6 +27,17 @@ from .tensors import BY_NAME, as_real_dtype, is_lazy, local, real_dtype, same_bi
 FORMAT = "__everstep_module__"
 
 
+def unwrap(module: nn.Module) -> nn.Module:
+    """Returns the user's own module inside ``torch.compile`` and DDP wrappers."""
+    while True:
+        inner = getattr(module, "_orig_mod", None)
+        if inner is None and isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            inner = module.module
+        if inner is None:
+            return module
+        module = inner
+
+
 @dataclass
 class Entries:
     """The contents of a ``state_dict()``."""

@@ -20,7 +20,7 @@ THREADS = 4
 
 #: Where ranks meet during a restore, in this order. A rank that fails arrives at the remaining ones
 #: at once.
-_KIND, _LACKS, _READ, _VOTE = "kind", "lacks", "read", "vote"
+_KIND, _LACKS, _COMMON, _READ, _VOTE = "kind", "lacks", "common", "read", "vote"
 _attempts = 0
 _attended: set[str] = set()
 
@@ -56,7 +56,7 @@ def any_failed(flag: bool) -> bool:
     """Returns whether some rank could not read its part; that rank does not keep the others
     waiting. All ranks must call it, last."""
     if flag:
-        for name in (_LACKS, _READ):
+        for name in (_LACKS, _COMMON, _READ):
             meeting = None if name in _attended else _meet(name)
             if meeting is not None:
                 meeting.arrive()
@@ -75,6 +75,18 @@ def lacked_by_all(names: set[str]) -> set[str]:
     meeting.barrier()
     lists = (set(json.loads(meeting.wait_for(f"list {n}"))) for n in range(1, meeting.counted("lists") + 1))
     return set.intersection(*lists)
+
+
+def found_by_any(wrong: str | None) -> str | None:
+    """Returns what some rank has found wrong, the same on all ranks; ``None`` if nobody has found
+    anything. All ranks must call it."""
+    meeting = _meet(_COMMON)
+    if meeting is None:
+        return wrong
+    if wrong is not None:
+        meeting.publish(f"wrong {meeting.count('wrong')}", wrong)
+    meeting.barrier()
+    return meeting.wait_for("wrong 1") if meeting.counted("wrong") else None
 
 
 def _here() -> str:

@@ -6,9 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ._internal import DamagedError
+from ._internal import CheckpointError, DamagedError
 from .damage import reading
 from .sharded import Part
+
+
+#: What a value by names of parameters may have.
+_KEYS = {"state", "groups", "other", "shapes", "names", "values", "sharded", "kind"}
 
 
 def checked(value: Any) -> Any:
@@ -16,12 +20,40 @@ def checked(value: Any) -> Any:
     ``state_dict()``, as ``whole``.
 
     Raises:
+        CheckpointError: when it has more than this version restores.
         DamagedError: when it is neither.
     """
     with reading("the state of an optimizer"):
+        if isinstance(value, dict) and "groups" in value and (unknown := value.keys() - _KEYS):
+            raise CheckpointError(
+                f"the state of an optimizer in the checkpoint has {min(map(str, unknown))!r}, which this everstep does not know; "
+                "install the version that wrote it"
+            )
         if not isinstance(value, dict) or not (value.keys() == {"whole"} or _is_by_names(value)):
             raise DamagedError("the state of an optimizer is not what everstep writes", [])
     return value
+
+
+def require_restorable(name: str, value: dict[str, Any]) -> None:
+    """Refuses the state of an optimizer that :func:`checked` would not accept when it is restored.
+
+    Args:
+        name: the optimizer.
+        value: its state by names of parameters, and its groups.
+
+    Raises:
+        CheckpointError: naming what cannot be restored.
+    """
+    at = None
+    if wrong := next((n for n, s in value["state"].items() if not isinstance(s, dict)), None):
+        at = f"the state of {wrong} is a {type(value['state'][wrong]).__name__}, not a dict by name"
+    for number, group in enumerate(value["groups"]):
+        if (key := next((k for k in group if not isinstance(k, str)), None)) is not None:
+            at = f"an option of parameter group {number} has the key {key!r}, which is not a string"
+        elif not _is_group(group):
+            at = f"param_names of parameter group {number} does not have a name for each of its parameters"
+    if at is not None:
+        raise CheckpointError(f"{name}=: {at}; everstep could not restore this optimizer")
 
 
 def _is_by_names(value: dict[str, Any]) -> bool:

@@ -34,7 +34,7 @@ def is_replicated(objects: Mapping[str, Any]) -> bool:
     """Returns True when DDP keeps everything that training changes in the modules the same on every
     rank, no tensor is a shard of a larger one, and every other object is known to be the same on
     all ranks. When in doubt, False: a rank then restores only what it saved itself."""
-    if not all(map(_is_known, objects.values())):
+    if not all(map(is_same_on_all_ranks, objects.values())):
         return False
     modules = [_compiled_from(o) for o in objects.values() if isinstance(o, nn.Module)]
     optimizers = [o for o in map(optimizer_state.unwrapped, objects.values()) if optimizer_state.is_complete(o)]
@@ -79,9 +79,9 @@ def _has_statistics(module: nn.Module) -> bool:
     return any(b.is_floating_point() and id(b) not in same for b in _saved_buffers(module))
 
 
-def _is_known(obj: Any) -> bool:
+def is_same_on_all_ranks(obj: Any) -> bool:
     """Returns False for objects of the user, which may be each rank's own: a data reader has a
-    position."""
+    position. Whether modules and optimizers are in DDP is not looked at."""
     return isinstance(_unwrapped(obj), (nn.Module, *_ALIKE)) or optimizer_state.is_complete(
         optimizer_state.unwrapped(obj)
     )

@@ -11,9 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from . import decoding, node_reader, optimizer_value
-from ._internal import CheckpointError, DamagedError, Entry, Target, WantedPart, WholeCheckpoint
+from ._internal import CheckpointError, DamagedError, Entry, Target, WantedPart, WholeCheckpoint, open_shard
 from .blob_format import BLOB
 from .layout import LAYOUT, OPTIMIZER, Layout, guessed_kind, other_kind
+from .local_state import LocalState
 from .sharded import Note, Part, is_partial
 from .tensor_places import Place, in_module, parameter_in
 
@@ -48,22 +49,20 @@ def _unread(value: Any) -> set[str]:
 class Resharded:
     """A checkpoint of another number of ranks, read as if this rank had written its part of it.
 
+    Values that are each rank's own come from the rank of the same number, or of one that stands for
+    it.
+
     Args:
         directory: of one published checkpoint.
-        rank: this one. Values that are each rank's own come from the rank of the same number, or of
-            one that stands for it.
-        own: where this rank's tensors belong, by name.
-        parameters: where its parameters belong, by the names in the state of optimizers.
-        names: those of its modules' tensors.
+        here: what this rank has.
 
     Raises:
         CheckpointError: when it cannot be read, or has no sharded state.
     """
 
-    def __init__(
-        self, directory: str, rank: int, own: Mapping[str, Place], parameters: Mapping[str, Place], names: set[str]
-    ) -> None:
+    def __init__(self, directory: str, here: LocalState) -> None:
         self.path = directory
+        self._here = here
         self._whole = WholeCheckpoint(directory)
         self._tensors = {t.name: t for t in self._whole.tensors()}
         self._layouts: dict[int, Layout | None] = {}
@@ -74,22 +73,29 @@ class Resharded:
         one = any(t.in_parts for t in self._tensors.values()) or self._alike()
         one = one or any(t.holders < size for t in modules)
         # One process has saved the whole, of which this rank wants parts or a stage.
-        one = one or (size == 1 and (bool(own) or names < {t.name for t in modules}))
+        one = one or (size == 1 and (bool(here.places) or here.names < {t.name for t in modules}))
         if not one:
             raise CheckpointError(
                 f"{directory} was written by {size} ranks, each with its own state: run with the same number of ranks, or, "
                 "if all ranks have the same state, pass replicated=True"
             )
-        self._own, self._parameters = own, parameters
+        own = here.places
+        self._own, self._parameters = own, here.parameters
         #: Places of parameters of no module, by optimizer.
         self._loose: dict[str, dict[str, Place]] = {}
         for name, place in own.items():
             optimizer, slash, key = name.partition("/values/")
             if slash and not in_module(name):
                 self._loose.setdefault(optimizer, {})[key] = place
-        self.rank = rank % self._whole.world_size
+        self.rank = here.layout.rank % size
         #: Values that are each rank's own (random numbers) are those of this rank.
-        self.exact = self.rank == rank
+        self.exact = self.rank == here.layout.rank
+        #: Tensors that are each rank's own, as the rank has them whose values this one gets.
+        self._personal = {
+            e.name: e
+            for e in open_shard(directory, self.rank).entries()
+            if not (e.name.startswith(BLOB) or self._tensors[e.name].in_parts) and here.is_personal(e.name)
+        }
 
     def _layout(self, rank: int) -> Layout | None:
         """Returns the layout of a rank's shard; ``None`` in earlier checkpoints."""
@@ -100,6 +106,53 @@ class Resharded:
     def _alike(self) -> bool:
         layout = self._layout(0)
         return layout is not None and layout.replicated
+
+    def differences(self) -> list[str]:
+        """Returns which of this rank's sharded tensors have another shape in the checkpoint. Its
+        parts would fit into a larger one, too."""
+        return [
+            f"{name}: shape {list(saved.shape)} in the checkpoint, {list(place.shape)} in the model"
+            for name, place in self._own.items()
+            if (saved := self._tensors.get(name)) is not None and tuple(saved.shape) != place.shape
+        ]
+
+    def require_common(self) -> None:
+        """Checks that what a rank would get of other ranks is not each rank's own. All ranks must
+        call it; each looks at some of those that wrote the checkpoint.
+
+        Raises:
+            CheckpointError: naming what differs between two of them.
+            DamagedError: when some of it is not what was written.
+        """
+        if not self._alike() and (wrong := node_reader.found_by_any(self._uncommon())) is not None:
+            raise CheckpointError(wrong)
+
+    def _uncommon(self) -> str | None:
+        here, size = self._here, self._whole.world_size
+        for rank in range(here.layout.rank, size, here.layout.world_size):
+            if (found := self._whole.difference(rank, sorted(here.trained))) is not None:
+                return (
+                    f"{found[0]} has different values on ranks {found[1]} and {rank} in the checkpoint, so each rank had its own: "
+                    f"run with {size} ranks and the sharding that it was saved with"
+                )
+            if size == here.layout.world_size:
+                # Each rank gets its own.
+                continue
+            if (own := next((n for n in sorted(here.personal) if self._differs(rank, n)), None)) is not None:
+                return (
+                    f"{own}= has different values on ranks 0 and {rank} in the checkpoint, and everstep cannot divide them among "
+                    f"{here.layout.world_size} ranks: run with {size} ranks, or leave {own}= out"
+                )
+        return None
+
+    def _differs(self, rank: int, name: str) -> bool:
+        """Returns whether a rank's value of an object differs from rank 0's."""
+        blob, names = BLOB + name, self._whole.names(rank)
+        if not rank or blob not in names or blob not in self._whole.names(0):
+            return False
+        tensors = [n for n in names if n == name or n.startswith(f"{name}/")]
+        same = self._whole.bytes(rank, blob) == self._whole.bytes(0, blob)
+        return not same or self._whole.difference(rank, tensors) is not None
 
     def _place(self, name: str) -> Place:
         shape = self._tensors[name].shape
@@ -128,6 +181,9 @@ class Resharded:
         found: list[Entry] = []
         for t in self._tensors.values():
             if t.name == BLOB + LAYOUT and self._layout(self.rank) is None:
+                continue
+            if t.name in self._personal:
+                found.append(self._personal[t.name])
                 continue
             sizes = self._place(t.name).sizes
             # A shape in a damaged checkpoint may have more bytes than 64 bits can count: reading it
@@ -238,7 +294,7 @@ class Resharded:
     def plan(self, names: Iterable[str]) -> tuple[int, int]:
         """Returns what reading this rank's parts of these tensors would read: (number of runs,
         bytes)."""
-        places = ((name, self._place(name)) for name in names)
+        places = ((name, self._place(name)) for name in names if name not in self._personal)
         return self._whole.plan([WantedPart(n, list(p.offsets), list(p.sizes), p.flat) for n, p in places])
 
     def copy_to(self, targets: list[Target]) -> None:
@@ -246,7 +302,8 @@ class Resharded:
         wanted = [
             WantedPart(t.name, list(p.offsets), list(p.sizes), p.flat, t.address, t.bytes)
             for t in targets
-            if t.bytes
+            if t.bytes and t.name not in self._personal
             for p in [self._place(t.name)]
         ]
+        self._whole.copy_of(self.rank, [t for t in targets if t.name in self._personal])
         node_reader.read(self._whole, wanted, max((t.bytes for t in targets), default=0))

@@ -17,25 +17,36 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from . import encoding, fsdp1, in_place, module_state, node_reader, optimizer_restore, optimizer_state, rng
+from . import (
+    encoding,
+    fsdp1,
+    in_place,
+    module_state,
+    node_reader,
+    optimizer_restore,
+    optimizer_state,
+    optimizer_value,
+    rng,
+)
 from ._internal import CheckpointError, Entry, Shard
 from .batches import Resumable
 from .blob_format import BLOB
 from .compare import difference
 from .damage import loading, reading
 from .layout import EXTRA, LAYOUT, MODULE, OPTIMIZER, OTHER, RESERVED, RNG, Layout, other_kind
+from .local_state import LocalState, places_of
 from .module_state import Entries
 from .optimizer_state import ParameterNames, TrainedParameters
 from .replicated import Statistics
 from .resharded import Resharded
-from .tensor_places import PARTS, Parts, Place, in_module, place_of
+from .tensor_places import PARTS, Parts, Place, in_module
 from .tensors import DTYPES, is_lazy, local, storable, stored_as
 from .values import Values
 
 if TYPE_CHECKING:
     from .healing import HealingShard
 
-__all__ = ["DTYPES", "Item", "Layout", "State", "unwrap"]
+__all__ = ["DTYPES", "Item", "Layout", "State"]
 
 #: The largest element: tensors of other tools begin on a multiple of theirs.
 ALIGN = 8
@@ -55,23 +66,6 @@ class Item:
         """Describes the tensor for the index of a shard."""
         dtype, shape = stored_as(self.tensor, self.name)
         return Entry(self.name, dtype, shape, self.tensor.numel() * self.tensor.element_size())
-
-
-def unwrap(module: nn.Module) -> nn.Module:
-    """Returns the user's own module inside ``torch.compile`` and DDP wrappers."""
-    while True:
-        inner = getattr(module, "_orig_mod", None)
-        if inner is None and isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-            inner = module.module
-        if inner is None:
-            return module
-        module = inner
-
-
-def _places(items: list[Item]) -> dict[str, Place]:
-    """Returns where the parts of sharded tensors among the items belong."""
-    wholes = [(i.name, i.whole) for i in items if i.whole is not None]
-    return {name: place for name, whole in wholes if (place := place_of(whole)) is not None}
 
 
 def _root(name: str) -> encoding.Path:
@@ -121,12 +115,15 @@ class State:
                     f"{name!r} cannot be the name of an object: it is empty, is reserved, or contains a dot or a slash; use another name"
                 )
         self.objects = {
-            n: unwrap(o) if isinstance(o, nn.Module) else optimizer_state.unwrapped(o) for n, o in objects.items()
+            n: module_state.unwrap(o) if isinstance(o, nn.Module) else optimizer_state.unwrapped(o)
+            for n, o in objects.items()
         }
         self.optimizers_by_name = {n: o for n, o in self.objects.items() if optimizer_state.is_complete(o)}
         self.optimizers = list(self.optimizers_by_name.values())
         self._modules = {n: o for n, o in self.objects.items() if isinstance(o, nn.Module)}
         self._trained: TrainedParameters | None = None
+        #: How many parameters with state, and groups, each optimizer had when it was checked.
+        self._checked: dict[str, tuple[int, int]] = {}
         self._statistics = Statistics(objects)
         self._kinds = {
             n: MODULE if n in self._modules else OPTIMIZER if n in self.optimizers_by_name else OTHER
@@ -278,6 +275,9 @@ class State:
                 f"{lost} is no longer the parameter of its module, but {name}= still holds it: a restarted process could not match "
                 "its state; modify the parameter in place, pass the new one to the optimizer, or remove the old one from it"
             )
+        if self._checked.get(name) != (size := (len(value["state"]), len(value["groups"]))):
+            optimizer_value.require_restorable(name, value)
+            self._checked[name] = size
         blob = self.encoded(value, name, items, eager=False, sharded=True)
         optimizer_state.describe(name, items[first:], value.get("sharded", ()), self._ranges())
         return blob
@@ -327,6 +327,7 @@ class State:
         if isinstance(shard, Resharded):
             # Another rank may have tensors that this one does not (pipeline stages).
             unknown = node_reader.lacked_by_all(unknown)
+            lines += shard.differences()
         lines += [f"{n}: only in the checkpoint" for n in sorted(unknown)]
         objects = {n.removeprefix(BLOB) for n in stored if n.startswith(BLOB)}
         others = self.objects.keys() - self._modules.keys()
@@ -341,6 +342,8 @@ class State:
     def restore(self, shard: Shard | HealingShard | Resharded) -> dict[str, Any]:
         """Loads everything; returns the extra values saved with the step."""
         self.check(shard)
+        if isinstance(shard, Resharded):
+            shard.require_common()
         # First memory for all tensors, then one pass over the shard that fills and verifies it,
         # then the objects load it.
         stored = Values(shard)
@@ -362,6 +365,7 @@ class State:
         # Damage is found before anything is loaded.
         stored.of_step()
         places = None if isinstance(shard, Resharded) else stored.places((stored.layout() or self.layout).world_size)
+        self._require_same_parts(places)
         loaded = self._fill_modules(shard, stored, extra_state)
         values.update(stored.finished())
         for name in self._modules:
@@ -441,19 +445,11 @@ class State:
     @property
     def is_sharded(self) -> bool:
         """Whether this rank holds parts of larger tensors."""
-        return bool(_places(self.module_items()))
+        return bool(places_of(self.module_items()))
 
     def resharded(self, directory: str) -> Resharded:
         """Opens a checkpoint of other ranks, as this rank would have written it."""
-        items = self.module_items()
-        own = _places(items)
-        parameters: dict[str, Place] = {}
-        own |= optimizer_state.loose_places(self.optimizers_by_name, ParameterNames(self.objects))
-        for name, place in own.items():
-            parameters[name] = place
-            # The name in earlier checkpoints.
-            parameters.setdefault(name.partition(".")[2], place)
-        return Resharded(directory, self.layout.rank, own, parameters, {i.name for i in items})
+        return Resharded(directory, LocalState.of(self.layout, self._kinds, self.objects, self.module_items()))
 
     def is_placed_otherwise(self, shard: Shard | HealingShard) -> bool:
         """Returns whether the rank of this number had other parts of the same tensors."""
@@ -464,8 +460,20 @@ class State:
         }:
             return True
         found = stored.places()
-        own = _places(items)
+        own = places_of(items)
         return any(found.get(name) != own.get(name) for name in found.keys() | own.keys() if in_module(name))
+
+    def _require_same_parts(self, saved: Mapping[str, Place] | None) -> None:
+        """Refuses a shard with other parts of sharded tensors than this rank has: they may have the
+        same size. Earlier checkpoints do not record where parts belong."""
+        items = self.module_items() if saved else []
+        own = places_of(items)
+        wrong = next((i.name for i in items if saved and own.get(i.name) != saved.get(i.name)), None)
+        if wrong is not None:
+            raise CheckpointError(
+                f"{wrong} is another part of its tensor in the checkpoint, or of a tensor of another shape; "
+                "use the model, the ranks and the sharding that it was saved with"
+            )
 
     def _check_layout(self, shard: Shard | HealingShard | Resharded, stored: Values) -> bool:
         """Returns True if the shard is that of this very rank.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ._internal import Entry
+from ._internal import CheckpointError, Entry
 from .blob_format import BLOB
 from .damage import reading
 
@@ -104,6 +104,11 @@ class Parts:
             words = array("Q")
             for n, item in enumerate(_in_file(items)):
                 place = None if item.whole is None else place_of(item.whole)
+                if place is not None and len(item.entry().shape) != len(place.sizes):
+                    raise CheckpointError(
+                        f"{item.name} is a sharded tensor of {item.tensor.dtype}, of which a checkpoint cannot have parts; "
+                        "use complex64, or keep the real and imaginary parts (torch.view_as_real)"
+                    )
                 if place is not None:
                     words.extend((n, place.flat, len(place.shape), *place.shape, *place.offsets))
             if sys.byteorder == "big":

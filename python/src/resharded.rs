@@ -1,13 +1,18 @@
 //! A durable checkpoint of sharded state as a whole, for Python.
 
 use crate::error::{checkpoint, damaged, restore};
-use crate::shards::{PyShard, bytes_of};
+use crate::shards::{PyShard, PyTarget, bytes_of};
+use everstep_checkpoint::reshard::copies::Difference;
 use everstep_checkpoint::reshard::node_reader::{Member, Window};
 use everstep_checkpoint::reshard::part::Part;
 use everstep_checkpoint::reshard::whole::{self, Wanted, Whole, WholeError};
+use everstep_checkpoint::restore::Readers;
 use pyo3::prelude::*;
 use std::ops::Range;
 use std::path::PathBuf;
+
+/// Threads that read one rank's tensors.
+const THREADS: usize = 2;
 
 /// A tensor of a checkpoint as a whole.
 #[pyclass(name = "WholeTensor", frozen, get_all)]
@@ -171,6 +176,24 @@ impl PyWholeCheckpoint {
         let window = Window::open(&window).map_err(|e| error(WholeError::Window(e)))?;
         // SAFETY: the Python half passes live, contiguous memory of exactly these sizes.
         py.detach(|| unsafe { self.0.read_together(&wanted, &members, me, &window) }).map_err(error)
+    }
+
+    /// Returns the first of these tensors of which a rank has other values than the whole, and the
+    /// rank that the whole has them from.
+    fn difference(&self, py: Python<'_>, rank: u32, names: Vec<String>) -> PyResult<Option<(String, u32)>> {
+        let found = py.detach(|| self.0.difference(rank, &names)).map_err(error)?;
+        Ok(found.map(|Difference { name, rank }| (name, rank)))
+    }
+
+    /// Copies tensors of one rank's shard, and reads and verifies only what holds some of them.
+    fn copy_of(&self, py: Python<'_>, rank: usize, targets: Vec<PyTarget>) -> PyResult<()> {
+        let shard = self.0.shards().get(rank).ok_or_else(|| checkpoint(format!("there is no rank {rank}")))?;
+        let largest = targets.iter().map(|t| t.bytes as u64).max().unwrap_or(0);
+        let targets: Vec<_> = targets.into_iter().map(|t| (t.name, t.address, t.bytes)).collect();
+        let targets = shard.targets(&targets).map_err(|e| damaged(e.to_string()))?;
+        let readers = Readers::within(shard.threads(THREADS), largest);
+        // SAFETY: the Python half passes live, contiguous tensors of exactly these lengths.
+        py.detach(|| unsafe { shard.load_parts(&targets, readers) }).map_err(restore)
     }
 
     /// Copies parts of tensors, every byte verified, with about `room` bytes of additional memory.

@@ -23,9 +23,9 @@ use std::time::Duration;
 #[pyclass(name = "Target", frozen, get_all, from_py_object)]
 #[derive(Clone)]
 pub struct PyTarget {
-    name: String,
-    address: usize,
-    bytes: usize,
+    pub(crate) name: String,
+    pub(crate) address: usize,
+    pub(crate) bytes: usize,
 }
 
 #[pymethods]

@@ -352,3 +352,34 @@ def test_groups_keep_the_order_of_their_options(tmp_path):
     torch.optim.lr_scheduler.StepLR(optimizer, 2)
     assert es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, persist=0).restore() == 1
     assert [list(group) for group in optimizer.state_dict()["param_groups"]] == before
+
+
+class _Unusual(torch.optim.Optimizer):
+    """An optimizer of the user whose state does not have torch's form."""
+
+    def __init__(self, parameters: Any, form: str) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.form = form
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            if self.form == "option":
+                group[5] = 1
+            for p in group["params"]:
+                if self.form == "tensor":
+                    self.state[p] = torch.ones(2)  # type: ignore[assignment]
+                else:
+                    self.state[p]["seen"] = 1
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [("tensor", "the state of model.weight is a Tensor"), ("option", "parameter group 0 has the key 5")],
+)
+def test_a_state_that_could_not_be_restored_is_refused_when_it_is_saved(tmp_path, form, said):
+    model = nn.Linear(2, 2)
+    optimizer = _Unusual(model.parameters(), form)
+    ckpt = es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, persist=1)
+    optimizer.step()
+    with pytest.raises(es.CheckpointError, match=said):
+        ckpt.step(1)

@@ -88,6 +88,11 @@ impl Table {
         Ok(Table { shape: shape.to_vec(), element, held })
     }
 
+    /// What a shard holds of it.
+    pub(super) fn held_by(&self, shard: u32) -> Option<&Held> {
+        self.held.iter().find(|h| h.shard == shard)
+    }
+
     /// What to read for a part of the tensor, in the order of what is wanted.
     ///
     /// # Errors

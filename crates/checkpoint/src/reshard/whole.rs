@@ -68,6 +68,18 @@ pub struct WholeTensor {
     table: Table,
 }
 
+impl WholeTensor {
+    /// What a rank has of it; nothing if that is of another shape or type.
+    pub(super) fn held_by(&self, rank: u32) -> Option<&Held> {
+        self.table.held_by(rank)
+    }
+
+    /// As [`Table::plan`].
+    pub(super) fn plan(&self, part: &Part) -> Result<Vec<Run>, PlanError> {
+        self.table.plan(part)
+    }
+}
+
 /// A tensor while the shards are looked through.
 struct Found {
     name: String,

@@ -1,0 +1,132 @@
+//! Whether ranks that have the same elements of a tensor have the same values. Ranks that each have
+//! a model of their own use the same names, too.
+
+use super::plan::Run;
+use super::whole::{Whole, WholeError};
+use crate::restore::{Readers, Shard, Target};
+use std::collections::BTreeMap;
+
+/// Bytes that are compared at a time. Each side takes as much memory.
+const BATCH: usize = 32 << 20;
+/// Threads that read one shard.
+const THREADS: usize = 2;
+
+/// A tensor of which two ranks have different values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// The tensor.
+    pub name: String,
+    /// The rank whose values readers of the whole would get.
+    pub rank: u32,
+}
+
+/// Bytes that a rank's own shard and another one have.
+struct Pair<'a> {
+    name: &'a str,
+    own: u64,
+    other: u64,
+    shard: u32,
+    bytes: usize,
+}
+
+/// Pairs that are compared together, because many small tensors are in one chunk.
+struct Batch<'a> {
+    whole: &'a Whole,
+    own: &'a Shard,
+    pairs: Vec<Pair<'a>>,
+    bytes: usize,
+}
+
+impl<'a> Batch<'a> {
+    /// Adds what a run has, and compares as soon as there is enough. `own` is where it is in the
+    /// rank's own shard.
+    fn add(&mut self, name: &'a str, own: u64, run: &Run) -> Result<Option<Difference>, WholeError> {
+        let mut done = 0;
+        while done < run.bytes {
+            let room = BATCH - self.bytes;
+            let bytes = usize::try_from(run.bytes - done).map_or(room, |left| left.min(room));
+            self.pairs.push(Pair { name, own: own + done, other: run.at + done, shard: run.shard, bytes });
+            self.bytes += bytes;
+            done += bytes as u64;
+            if self.bytes == BATCH
+                && let Some(found) = self.compare()?
+            {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Reads and compares all pairs, and forgets them.
+    fn compare(&mut self) -> Result<Option<Difference>, WholeError> {
+        let (mut own, mut other) = (vec![0u8; self.bytes], vec![0u8; self.bytes]);
+        let (mut here, mut there): (Vec<Target>, BTreeMap<u32, Vec<Target>>) = Default::default();
+        let mut at = 0;
+        for Pair { own: from, other: from_other, shard, bytes, .. } in &self.pairs {
+            let target = |offset, memory: &mut [u8]| Target {
+                offset,
+                bytes: *bytes as u64,
+                address: memory.as_mut_ptr() as usize + at,
+            };
+            here.push(target(*from, &mut own));
+            there.entry(*shard).or_default().push(target(*from_other, &mut other));
+            at += bytes;
+        }
+        read(self.own, &here)?;
+        for (shard, targets) in &there {
+            if let Some(shard) = self.whole.shards().get(*shard as usize) {
+                read(shard, targets)?;
+            }
+        }
+        self.bytes = 0;
+        let mut at = 0;
+        for pair in std::mem::take(&mut self.pairs) {
+            let range = at..at + pair.bytes;
+            at = range.end;
+            if own.get(range.clone()) != other.get(range) {
+                return Ok(Some(Difference { name: pair.name.to_owned(), rank: pair.shard }));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Copies parts of a shard, verified.
+fn read(shard: &Shard, targets: &[Target]) -> Result<(), WholeError> {
+    let readers = Readers::within(shard.threads(THREADS), BATCH as u64);
+    // SAFETY: `Batch::compare` gives each target its own range of a vector, which it does not touch
+    // until this returns.
+    unsafe { shard.load_parts(targets, readers) }.map_err(WholeError::from)
+}
+
+impl Whole {
+    /// Returns the first of these tensors of which a rank has other values than readers of the
+    /// whole would get. Reads only what other ranks have as well.
+    ///
+    /// # Errors
+    /// When some of it cannot be read or is damaged.
+    pub fn difference(&self, rank: u32, names: &[String]) -> Result<Option<Difference>, WholeError> {
+        let Some(own) = self.shards().get(rank as usize) else { return Ok(None) };
+        let offsets = own.index().offsets();
+        let mut batch = Batch { whole: self, own, pairs: Vec::new(), bytes: 0 };
+        for name in names {
+            let (Some((_, line)), Some(tensor)) = (offsets.get(name.as_str()), self.tensors().get(name)) else {
+                continue;
+            };
+            let Some(held) = tensor.held_by(rank) else {
+                if line.bytes == 0 {
+                    continue;
+                }
+                // It has another shape or type there.
+                return Ok(Some(Difference { name: name.clone(), rank: tensor.first }));
+            };
+            let runs = tensor.plan(&held.part).map_err(|e| WholeError::Part(name.clone(), e))?;
+            for run in runs.iter().filter(|run| run.shard != rank) {
+                if let Some(found) = batch.add(name, held.at + run.into, run)? {
+                    return Ok(Some(found));
+                }
+            }
+        }
+        batch.compare()
+    }
+}
