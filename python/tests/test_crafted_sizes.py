@@ -10,6 +10,8 @@ from collections import deque
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch._tensor import _rebuild_from_type_v2
 
 import everstep.dcp
 from everstep import CheckpointError, convert
@@ -154,11 +156,24 @@ class _Call:
     "what",
     [
         _Call(bytearray, HUGE),
+        _Call(bytearray, torch.tensor(1 << 20)),
         _Call(torch.Tensor, 4),
         _Call(torch.FloatTensor, 1 << 20),
         _Call(torch.UntypedStorage, HUGE),
+        _Call(_rebuild_from_type_v2, torch.Tensor, torch.Tensor, (1 << 14,), {}),
+        _Call(_rebuild_from_type_v2, bytearray, bytearray, (HUGE,), {}),
+        _Call(_rebuild_from_type_v2, _rebuild_from_type_v2, torch.Tensor, (bytearray, bytearray, (HUGE,), {}), {}),
     ],
-    ids=["bytearray", "Tensor", "FloatTensor", "UntypedStorage"],
+    ids=[
+        "bytearray",
+        "bytearray of a tensor",
+        "Tensor",
+        "FloatTensor",
+        "UntypedStorage",
+        "a given Tensor",
+        "a given bytearray",
+        "twice given",
+    ],
 )
 def test_calls_for_memory_are_damage(tmp_path, what):
     """torch.load(weights_only=True) makes them: of any size, or with whatever lay there before."""
@@ -171,6 +186,15 @@ def test_plain_values_are_no_calls_for_memory(tmp_path):
     state = {"a": bytearray(b"abc"), "b": {1, 2}, "c": 3 + 4j, "d": torch.float32, "e": torch.Size([1]), "f": 1 << 70}
     torch.save(state, tmp_path / "all.pt")
     assert convert.from_torch(tmp_path / "all.pt") == state
+
+
+def test_tensors_with_attributes_are_no_calls_for_memory(tmp_path):
+    """torch.save writes them as a call of a function that is given another one."""
+    for tensor in (torch.ones(3), nn.Parameter(torch.ones(3)), torch.eye(3).to_sparse(), torch.ones(3, device="meta")):
+        tensor.note = "mine"
+        torch.save({"w": tensor}, tmp_path / "all.pt")
+        found = convert.from_torch(tmp_path / "all.pt")["w"]
+        assert found.note == "mine" and type(found) is type(tensor) and found.shape == tensor.shape
 
 
 def test_a_file_of_an_old_torch_is_refused_with_what_to_do(tmp_path):

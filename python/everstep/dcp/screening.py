@@ -19,6 +19,9 @@ from .sizes import check_packed
 
 #: How torch recognizes its own files.
 ZIP = b"PK\3\4"
+#: Calls the function that it is given (function, type, arguments, state): torch.save writes it for a
+#: tensor of a subclass or with attributes.
+_FROM_TYPE = "torch._tensor._rebuild_from_type_v2"
 #: Classes whose calls return memory that nobody has written.
 _MEMORY = {
     "torch.Tensor",
@@ -78,13 +81,28 @@ def _check_calls(pickled: bytes) -> None:
 
 
 def _check_call(made: Any, args: Any) -> None:
-    name = made.name if isinstance(made, Made) and not made.called else ""
-    if name in _MEMORY or (
-        name == "builtins.bytearray"
-        and isinstance(args, tuple)
-        and not all(isinstance(a, (str, bytes, Made)) for a in args)
-    ):
+    if not isinstance(args, tuple):
+        return
+    name = _name_of(made)
+    while name == _FROM_TYPE:
+        given = args[2] if len(args) == 4 else None
+        name = _name_of(args[0]) if isinstance(given, tuple) else ""
+        if not name:
+            raise ValueError(f"it calls {_FROM_TYPE} without a function, which torch.save does not write")
+        args = given
+    if name in _MEMORY or (name == "builtins.bytearray" and not all(map(_is_content, args))):
         raise ValueError(f"it calls {name}, which torch.save does not write")
+
+
+def _name_of(made: Any) -> str:
+    """Returns the name of what would be called; an empty one for what is no name, or was called."""
+    return made.name if isinstance(made, Made) and not made.called else ""
+
+
+def _is_content(arg: Any) -> bool:
+    """Returns whether an argument of ``bytearray()`` is what it contains. A number is its length, and
+    so is a tensor of one number."""
+    return isinstance(arg, (str, bytes)) or (isinstance(arg, Made) and arg.name == "_codecs.encode")
 
 
 def _any_name(module: str, name: str) -> Made:
