@@ -46,11 +46,9 @@ from .blob_format import (
 from .damage import reading
 from .sharded import Note, Part, note_from
 from .tensors import as_real_dtype, device_named
+from .value_limits import LEVELS_MAX, check_hashed, check_levels, hidden_method
 
 _T = TypeVar("_T")
-#: Limits on what is hashed: levels, which take C's stack, and elements, of which one that occurs
-#: twice is hashed twice.
-_HASHED_LEVELS_MAX, _HASHED_ELEMENTS_MAX = 100, 1 << 20
 _LEAVES = NUMBERS | {str, bytes}
 
 
@@ -74,7 +72,9 @@ def decode(
     with reading("a value in the checkpoint, which is damaged, or of a newer everstep,"):
         try:
             if data[:1] != MARK:
-                return legacy_encoding.decode(data, tensor)
+                found = legacy_encoding.decode(data, tensor)
+                check_levels(found)
+                return found
             tree = msgpack.unpackb(data[1:], strict_map_key=False)
             return _Decoder(tensor, finish, sharded).value(tree)
         except MemoryError:
@@ -97,53 +97,49 @@ class _Decoder:
     def __init__(self, tensor: Callable[[str], Any], finish: bool, sharded: Callable[[Any, Note], Any] | None) -> None:
         self._tensor, self._finish, self._sharded = tensor, finish, sharded
         self._seen: list[Any] = []
-        #: Levels and elements of each value in ``_seen``, and of what was decoded last.
-        self._extents: list[tuple[int, int]] = []
-        self._levels, self._elements = 0, 0
+        #: Levels in each value in ``_seen``, and in what was decoded last. One that occurs again
+        #: deeper than it was counts there, too.
+        self._levels_in: list[int] = []
+        self._levels = 0
 
     def value(self, node: Any) -> Any:
         kind = type(node)
         if kind is not list and kind is not dict:
-            self._levels, self._elements = self._levels or 1, self._elements + 1
+            self._levels = self._levels or 1
             return node
-        levels, elements = self._levels, self._elements
-        self._levels, self._elements = 0, 0
+        levels, self._levels = self._levels, 0
         if kind is list:
             found: Any = self._complete(self._items(node))
         elif len(node) != 1 or type(code := next(iter(node))) is not int:
             found = self._complete({k: self.value(v) for k, v in node.items()})
         elif code == SAME:
-            self._levels, self._elements = self._extents[node[code]]
+            self._levels = self._levels_in[node[code]]
             found = self._seen[node[code]]
         elif code == TUPLE and type(node[code]) is list and set(map(type, node[code])) <= NUMBERS:
-            self._elements = len(node[code])
             found = tuple(node[code])
         else:
             found = self._tagged(code, node[code])
             if code in _NUMBERED:
                 self._complete(found)
-        self._levels, self._elements = max(levels, self._levels + 1), elements + self._elements + 1
+        if self._levels >= LEVELS_MAX:
+            raise ValueError("it is nested too deeply")
+        self._levels = max(levels, self._levels + 1)
         return found
 
     def _complete(self, found: Any) -> Any:
         self._seen.append(found)
-        self._extents.append((self._levels, self._elements))
+        self._levels_in.append(self._levels)
         return found
 
     def _items(self, nodes: Any) -> list[Any]:
         items: list[Any] = _as(list, nodes)
         if set(map(type, items)) <= NUMBERS:
-            self._elements += len(items)
             return items
         return [self.value(n) for n in items]
 
     def _hashed(self, node: Any) -> Any:
-        levels, elements = self._levels, self._elements
-        self._levels, self._elements = 0, 0
         found = self.value(node)
-        if self._levels > _HASHED_LEVELS_MAX or self._elements > _HASHED_ELEMENTS_MAX:
-            raise ValueError("a key or an element of a set is too large")
-        self._levels, self._elements = max(levels, self._levels), elements + self._elements
+        check_hashed(found)
         return found
 
     def _pairs(self, nodes: Any) -> list[tuple[Any, Any]]:
@@ -158,8 +154,8 @@ class _Decoder:
     def _with_attributes(self, found: Any, attributes: Any) -> Any:
         if attributes is not None:
             more = _as(dict, self.value(attributes))
-            if hidden := [name for name in more if hasattr(type(found), name)]:
-                raise ValueError(f"an attribute {hidden[0]} that would hide a method")
+            if (hidden := hidden_method(type(found), more)) is not None:
+                raise ValueError(f"an attribute {hidden} that would hide a method")
             vars(found).update(more)
         return found
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from ._internal import CheckpointError, DamagedError
 from .damage import reading
 from .sharded import Part
+from .value_limits import check_hashed
 
 
 #: What a value by names of parameters may have.
@@ -65,7 +66,8 @@ def _is_by_names(value: dict[str, Any]) -> bool:
     ):
         return False
     for key, _ in other:
-        # Raises if it cannot be a key. A tensor would be one by identity.
+        # These raise if it cannot be a key. A tensor would be one by identity.
+        check_hashed(key)
         hash(key)
         if isinstance(key, Tensor):
             return False

@@ -8,10 +8,11 @@ from __future__ import annotations
 import msgpack
 import pytest
 
+from everstep import CheckpointError, decoding, encoding, rng
 from everstep import blob_format as f
-from everstep import decoding, rng
 from everstep._internal import DamagedError
 from everstep.compare import difference
+from everstep.optimizer_value import checked
 
 #: More than any machine has.
 HUGE = 1 << 60
@@ -90,8 +91,63 @@ def test_what_is_hashed_is_not_nested_without_end(how, of_two):
     # They are numbered in the order in which they are complete.
     shared = [{f.TUPLE: ["a"]}, *({f.TUPLE: [{f.SAME: n}] * (1 + of_two)} for n in range(count))]
     key = {f.SAME: count}
-    with pytest.raises(DamagedError, match="a key or an element of a set is too large"):
+    with pytest.raises(
+        DamagedError, match="a key or an element of a set is too large" if of_two else "nested too deeply"
+    ):
         _decoded([shared, {how: [key, 1] if how == f.PAIRS else [key]}])
+
+
+@pytest.mark.parametrize("of_two", [False, True], ids=["a chain", "each twice the one before"])
+def test_what_becomes_a_key_of_an_optimizers_state_is_not_nested_without_end(of_two):
+    """Keys of no parameter are values of a list in the checkpoint: hash() took C's stack, or never ended."""
+    count = 60 if of_two else 200_000
+    shared = [{f.TUPLE: ["a"]}, *({f.TUPLE: [{f.SAME: n}] * (1 + of_two)} for n in range(count))]
+    with pytest.raises(DamagedError):
+        checked(_decoded({"kept": shared, "state": {}, "groups": [], "names": 2, "other": [[{f.SAME: count}, 1]]}))
+
+
+@pytest.mark.parametrize("container", ["list", "dict", "tuple", "attributes"])
+def test_a_value_is_not_nested_more_deeply_by_what_it_shares(container):
+    """Whoever compared or copied such a state ended with Python's RecursionError."""
+    shared = {
+        "list": lambda n: [{f.SAME: n}],
+        "dict": lambda n: {"a": {f.SAME: n}},
+        "tuple": lambda n: {f.TUPLE: [{f.SAME: n}]},
+        "attributes": lambda n: {f.ORDERED: [[], {"mine": {f.SAME: n}}]},
+    }[container]
+    # Each has attributes that are numbered, too.
+    step = 2 if container == "attributes" else 1
+    for count, good in ((60, True), (5000, False)):
+        chain = [[1], *(shared(n * step) for n in range(count))]
+        if good:
+            assert len(_decoded(chain)) == count + 1
+            continue
+        with pytest.raises(DamagedError, match="nested too deeply"):
+            _decoded(chain)
+
+
+def test_a_value_of_an_earlier_format_is_not_nested_more_deeply_than_one_of_this():
+    nested: object = 1
+    for _ in range(400):
+        nested = [nested]
+    with pytest.raises(DamagedError, match="nested too deeply"):
+        decoding.decode(msgpack.packb(nested), lambda name: None)
+
+
+@pytest.mark.parametrize("leaf", [1, "a", range(1 << 70)], ids=str)
+def test_the_most_deeply_nested_value_that_is_saved_is_read(leaf):
+    for of in (lambda v: [v], lambda v: (v,), lambda v: {v: 1}, lambda v: frozenset([v])):
+        value = leaf
+        levels = 0
+        while True:
+            try:
+                nested = of(value)
+                encoded = encoding.encode(nested)
+            except (CheckpointError, TypeError):
+                break
+            value, levels = nested, levels + 1
+            assert decoding.decode(encoded, lambda name: None) == value
+        assert levels in (1, 99, 100, 101), "a dict is no key"
 
 
 def test_a_value_that_occurs_many_times_is_compared_once():
