@@ -51,6 +51,7 @@ from .blob_format import (
 )
 from .sharded import note_of
 from .tensors import device_name, order_in_memory, raw, real_dtype, storable, stored_as
+from .value_limits import HASHED_ELEMENTS_MAX, hashed_elements, hidden_method
 
 #: Limit on nested containers. The reader's own limit is 511 levels of msgpack, of which one of ours
 #: takes up to three.
@@ -250,6 +251,12 @@ class _Encoder:
         self._keys += 1
         encoded = self.value(value, path)
         self._keys -= 1
+        if not self._keys and hashed_elements(value) > HASHED_ELEMENTS_MAX:
+            # The path to the key would be as long as the key.
+            raise CheckpointError(
+                f"{text_of(path[0])} has a key or an element of a set with more than {HASHED_ELEMENTS_MAX} elements, which "
+                "cannot be saved; use a shorter one"
+            )
         return encoded
 
     def elements(self, values: Iterable[Any], path: Path) -> list[Any]:
@@ -273,7 +280,13 @@ class _Encoder:
     def attributes(self, value: Any, path: Path) -> Any:
         """Encodes what was set on a container beside its content (torch keeps versions of modules
         in ``state_dict()._metadata``)."""
-        return self.value(dict(vars(value)), (path, "__dict__", False)) if vars(value) else None
+        given = dict(vars(value))
+        if (hidden := hidden_method(type(value), given)) is not None:
+            raise CheckpointError(
+                f"{text_of(path)} has the attribute {hidden!r}, which hides a method of {type(value).__name__} or is no name and "
+                "cannot be saved; use another name"
+            )
+        return self.value(given, (path, "__dict__", False)) if given else None
 
     def _other(self, value: Any, kind: type, path: Path) -> Any:
         if isinstance(value, Tensor):

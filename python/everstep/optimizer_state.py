@@ -20,6 +20,7 @@ from ._internal import CheckpointError
 from .sharded import is_sharded
 from .tensor_places import Place, parameter_in, place_of
 from .tensors import local
+from .value_limits import HASHED_ELEMENTS_MAX, hashed_elements
 
 if TYPE_CHECKING:
     from .state import Item
@@ -168,12 +169,18 @@ def by_names(
     def named(key: Any) -> bool:
         return type(key) is int and 0 <= key < len(order)
 
+    # State of the optimizer as a whole, which some optimizers store beside that of parameters.
+    other = [[k, v] for k, v in state["state"].items() if not named(k)]
+    if any(hashed_elements(key) > HASHED_ELEMENTS_MAX for key, _ in other):
+        raise CheckpointError(
+            f"an optimizer of type {kind_of(optimizer)} has state by a key with more than {HASHED_ELEMENTS_MAX} elements, which "
+            "cannot be saved; use a shorter one"
+        )
     return {
         "state": {order[k]: v for k, v in state["state"].items() if named(k)},
         "names": NAMES,
         "kind": kind_of(optimizer),
-        # State of the optimizer as a whole, which some optimizers store beside that of parameters.
-        "other": [[k, v] for k, v in state["state"].items() if not named(k)],
+        "other": other,
         # Parameters of no module are identified by their positions only.
         "shapes": {n: list(p.shape) for n, p in zip(order, parameters, strict=True) if n.startswith("param_")},
         **({"values": dict(values)} if values else {}),

@@ -15,16 +15,17 @@ HASHED_ELEMENTS_MAX = 1 << 20
 
 def hashed_elements(value: Any) -> int:
     """Returns how many values ``hash()`` looks at. One that occurs twice counts twice."""
+    if not isinstance(value, (tuple, frozenset)):
+        return 1
     known: dict[int, int] = {}
     stack = [value]
     while stack:
         found = stack[-1]
-        inner = [v for v in found if isinstance(v, (tuple, frozenset))] if isinstance(found, (tuple, frozenset)) else []
+        inner = [v for v in found if isinstance(v, (tuple, frozenset))]
         if waiting := [v for v in inner if id(v) not in known]:
             stack += waiting
             continue
-        others = len(found) - len(inner) if isinstance(found, (tuple, frozenset)) else 0
-        known[id(found)] = 1 + others + sum(known[id(v)] for v in inner)
+        known[id(found)] = 1 + len(found) - len(inner) + sum(known[id(v)] for v in inner)
         stack.pop()
     return known[id(value)]
 

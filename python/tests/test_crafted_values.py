@@ -5,13 +5,17 @@ A few bytes must neither allocate any amount of memory nor end in another error 
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict, defaultdict
+
 import msgpack
 import pytest
+import torch
 
 from everstep import CheckpointError, decoding, encoding, rng
 from everstep import blob_format as f
 from everstep._internal import DamagedError
 from everstep.compare import difference
+from everstep.optimizer_state import by_names
 from everstep.optimizer_value import checked
 
 #: More than any machine has.
@@ -194,3 +198,29 @@ def test_generators_of_gpus_that_are_no_list_are_damage():
 def test_a_state_that_a_generator_would_change_or_read_at_any_depth_is_damage(change):
     with pytest.raises(DamagedError):
         rng.check({**rng.get(), **change})
+
+
+def test_what_would_be_damage_when_it_is_read_is_not_saved():
+    counter, ordered = Counter("aab"), OrderedDict(a=1)
+    counter.total, ordered.copy = 3, 1
+    counted = Counter("aab")
+    counted.mine = 3
+    assert vars(decoding.decode(encoding.encode(counted), lambda name: None)) == {"mine": 3}
+    for value in (counter, ordered):
+        with pytest.raises(CheckpointError, match=r"state/a has the attribute '(total|copy)', which hides a method"):
+            encoding.encode({"a": value})
+    large = tuple(range(1 << 20))
+    assert decoding.decode(encoding.encode({large[1:]: 1}), lambda name: None) == {large[1:]: 1}
+    twice = ("a",) * (1 << 19)
+    for value in ({large: 1}, {frozenset(large)}, {(twice, twice): 1}, defaultdict(int, {(1, large): 1})):
+        with pytest.raises(
+            CheckpointError, match=r"state\[0\] has a key or an element of a set with more than 1048576"
+        ):
+            encoding.encode([value])
+
+
+def test_a_key_of_an_optimizers_state_that_would_be_damage_is_not_saved():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    optimizer.state[tuple(range(1 << 20))] = {"seen": 1}
+    with pytest.raises(CheckpointError, match="has state by a key with more than 1048576 elements"):
+        by_names(optimizer, optimizer.state_dict(), ["param_0"], {})
