@@ -70,12 +70,15 @@ def loading(name: str, obj: object) -> Iterator[None]:
 
     Raises:
         CheckpointError: naming the object, for any error; those of everstep's own pass.
+        OutOfMemory: when memory is lacking.
     """
     try:
         yield
     except Exception as e:
-        if is_out_of_memory(e) or (isinstance(e, CheckpointError) and not isinstance(e, DamagedError)):
+        if isinstance(e, CheckpointError) and not isinstance(e, DamagedError):
             raise
+        if is_out_of_memory(e):
+            raise out_of_memory(e) from e
         damage = isinstance(e, DamagedError)
         raise CheckpointError(
             f"{name}=: load_state_dict() of {type(obj).__module__}.{type(obj).__qualname__} rejected the state in the "

@@ -140,6 +140,22 @@ def test_a_lack_of_memory_when_a_checkpoint_is_opened_is_no_damage(tmp_path, mon
     assert not isinstance(found.value, DamagedError)
 
 
+@pytest.mark.parametrize("error", [MemoryError("4 TiB"), torch.OutOfMemoryError("CUDA"), RuntimeError(_HOST)])
+def test_a_lack_of_memory_while_an_object_loads_its_state_is_no_damage(tmp_path, monkeypatch, error):
+    """It ended the process with an error that did not say what to do."""
+    _saved(tmp_path)
+
+    def lacking(*_):
+        raise error
+
+    model, optimizer = _trainer()
+    monkeypatch.setattr(torch.optim.Adam, "load_state_dict", lacking)
+    manager = CheckpointManager(tmp_path, model=model, optimizer=optimizer, persist=0)
+    with pytest.raises(CheckpointError, match="free host or GPU memory") as found:
+        manager.restore()
+    assert not isinstance(found.value, DamagedError) and str(tmp_path / "step-2") in str(found.value)
+
+
 def test_a_shape_with_more_than_the_files_have_is_damage(tmp_path):
     """No memory is enough for a tensor of which the shards claim to have parts."""
     weights = _saved(tmp_path)
