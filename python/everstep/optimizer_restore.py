@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import itertools
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,10 +34,11 @@ def _positions(name: str, value: dict[str, Any], optimizer: Optimizer, names: Pa
             key = full if value.get("names") == NAMES else full.partition(".")[2]
             known.setdefault(key, set()).add(by_identity[identity])
     saved = [n for g in value["groups"] for n in g["params"]]
+    times = Counter(saved)
     found: dict[str, int] = {}
-    for key in saved:
+    for key in times:
         at = known.get(key, {unnamed[key]} if key in unnamed else set())
-        if len(at) > 1 or saved.count(key) > 1:
+        if len(at) > 1 or times[key] > 1:
             raise CheckpointError(
                 f"{name}=: {key} names several parameters in this checkpoint, which an earlier everstep wrote without the names "
                 "of their objects, so their states cannot be told apart; restore the objects without the optimizer"

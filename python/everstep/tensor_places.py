@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import sys
 from array import array
-from collections.abc import Container
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 #: The tensor of a shard that contains where its tensors belong (read by
 #: ``python/src/resharded.rs``).
 PARTS = BLOB + "parts"
+#: Characters that are copied to look for a parameter in a name, before the names of the parameters
+#: are looked through for the longest one. Names of a checkpoint are as long as it says.
+_COPIED_MAX = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,13 @@ class Place:
         )
 
 
-def parameter_in(name: str, known: Container[str]) -> str | None:
+def parameter_in(name: str, known: Collection[str]) -> str | None:
     """Returns which of the ``known`` parameters an optimizer's tensor belongs to:
     ``OPTIMIZER/state/PARAMETER/KEY``, with a key of several parts inside of containers (earlier:
     ``OPTIMIZER/PARAMETER/KEY``). Names of parameters may contain slashes, too."""
     owner = name.partition("/")[2].removeprefix("state/")
+    if len(owner) * owner.count("/") > _COPIED_MAX:
+        owner = owner[: max(map(len, known), default=0) + 1]
     while owner := owner.rpartition("/")[0]:
         if owner in known:
             return owner

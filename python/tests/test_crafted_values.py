@@ -5,6 +5,7 @@ A few bytes must neither allocate any amount of memory nor end in another error 
 
 from __future__ import annotations
 
+import time
 from collections import Counter, OrderedDict, defaultdict
 
 import msgpack
@@ -17,6 +18,7 @@ from everstep._internal import DamagedError
 from everstep.compare import difference
 from everstep.optimizer_state import by_names
 from everstep.optimizer_value import checked
+from everstep.tensor_places import parameter_in
 
 #: More than any machine has.
 HUGE = 1 << 60
@@ -224,3 +226,14 @@ def test_a_key_of_an_optimizers_state_that_would_be_damage_is_not_saved():
     optimizer.state[tuple(range(1 << 20))] = {"seen": 1}
     with pytest.raises(CheckpointError, match="has state by a key with more than 1048576 elements"):
         by_names(optimizer, optimizer.state_dict(), ["param_0"], {})
+
+
+def test_a_name_of_many_parts_is_searched_for_a_parameter_in_a_moment():
+    known = dict.fromkeys(["model.weight", "model.a/b"])
+    assert parameter_in("optimizer/state/model.a/b/exp_avg", known) == "model.a/b"
+    assert parameter_in("optimizer/model.weight/exp_avg", known) == "model.weight"
+    begin = time.process_time()
+    assert parameter_in("optimizer/state/model.a/b/" + "x/" * 500_000, known) == "model.a/b"
+    assert parameter_in("optimizer/state/" + "x/" * 500_000, known) is None
+    assert parameter_in("optimizer/state/" + "x/" * 500_000, {}) is None
+    assert time.process_time() - begin < 5
