@@ -178,7 +178,9 @@ def _load(
     """
     before = [set(g) for g in optimizer.param_groups]
     # torch takes state that belongs to no parameter as it is.
-    given = {k: _castable(v) if plainly and type(k) is int and isinstance(v, dict) else v for k, v in state.items()}
+    count = sum(len(group["params"]) for group in groups)
+    cast = {k for k, v in state.items() if plainly and type(k) is int and 0 <= k < count and isinstance(v, dict)}
+    given = {k: _castable(v) if k in cast else v for k, v in state.items()}
     optimizer.load_state_dict({"state": given, "param_groups": groups})
     for was, group in zip(before, optimizer.param_groups, strict=True):
         if lost := sorted(was - group.keys()):
@@ -278,7 +280,7 @@ def _keep_exact(optimizer: Optimizer, parameters: list[Tensor], state: dict[Any,
     """
     moved: dict[tuple[int, torch.device], Any] = {}
     for i, values in state.items():
-        if type(i) is not int or i >= len(parameters) or not isinstance(values, dict):
+        if type(i) is not int or not 0 <= i < len(parameters) or not isinstance(values, dict):
             continue
         own, parameter = optimizer.state[parameters[i]], parameters[i]
         for key, saved in values.items():

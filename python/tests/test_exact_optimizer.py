@@ -383,3 +383,20 @@ def test_a_state_that_could_not_be_restored_is_refused_when_it_is_saved(tmp_path
     optimizer.step()
     with pytest.raises(es.CheckpointError, match=said):
         ckpt.step(1)
+
+
+@pytest.mark.parametrize("key", [-1, 100])
+def test_state_by_a_number_that_is_no_parameters_is_not_one_of_them(tmp_path, key):
+    """A negative one was taken for a position from the end."""
+    model, optimizer = _training(1)
+    _update(model, optimizer)
+    optimizer.state[key] = {"exp_avg": torch.full((2,), 5.0), "seen": "text"}
+    ckpt = es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, persist=1)
+    ckpt.step(1)
+    ckpt.close()
+    model, other = _training(2)
+    assert es.CheckpointManager(tmp_path, model=model, optimizer=other, persist=0).restore() == 1
+    assert other.state[key]["seen"] == "text" and torch.equal(other.state[key]["exp_avg"], torch.full((2,), 5.0))
+    last, was = (list(o.param_groups[-1]["params"])[-1] for o in (other, optimizer))
+    assert torch.equal(other.state[last]["exp_avg"], optimizer.state[was]["exp_avg"])
+    assert other.state[last].keys() == optimizer.state[was].keys()
