@@ -304,10 +304,21 @@ def test_several_rows_of_one_part_are_damage(tmp_path):
 
 def test_dicts_that_are_empty_in_a_list_are_exported(tmp_path):
     """torch does not save them. In place of the list, the export ended with an error of torch's."""
-    state = {"x": [1, {}, 2], "y": [{}, None]}
+    state = {"x": [1, {}, 2], "y": [{}, None], "z": [{}] * 1000 + [1]}
     dcp.save(state, storage_writer=everstep.dcp.Writer(tmp_path / "out"), no_dist=True)
     assert _verify(tmp_path / "out") == "good"
     assert convert.load(tmp_path / "out") == state
+
+
+@pytest.mark.parametrize("name", ["rng", "extra", "layout", "dcp", "mine"])
+def test_a_tensor_does_not_have_a_name_of_everstep(tmp_path, name):
+    """No reader took such a checkpoint."""
+    state = {f"{crafting.BLOB}{name}": torch.ones(1)}
+    with pytest.raises(dcp.api.CheckpointException, match="begins with __everstep__/, which is everstep's own"):
+        dcp.save(state, storage_writer=everstep.dcp.Writer(tmp_path / "out"), no_dist=True)
+    state = {f"{crafting.BLOB}{name}": 5}
+    dcp.save(state, storage_writer=everstep.dcp.Writer(tmp_path / "out"), no_dist=True)
+    assert _verify(tmp_path / "out") == "good" and convert.load(tmp_path / "out") == state
 
 
 def test_a_state_that_is_nested_more_deeply_than_any_reader_takes_is_not_saved(tmp_path):

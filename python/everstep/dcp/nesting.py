@@ -11,8 +11,9 @@ from .._internal import CheckpointError
 Path = tuple[str | int, ...]
 #: Limit on the levels of a state dict.
 DEPTH_MAX = 64
-#: Empty dicts in lists that a state may have beside as many as it has values.
-_EMPTY_FREE = 64
+#: Empty dicts in lists that a state may have beside as many as it has values: nothing is saved of
+#: them, and they may not take any amount of memory (40 MB).
+_EMPTY_FREE = 1 << 19
 
 
 def check(paths: Iterable[Path]) -> None:

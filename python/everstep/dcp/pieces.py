@@ -103,6 +103,10 @@ def items(pieces: Iterable[Piece], mappings: Mapping[str, Any]) -> list[Item]:
     """
     found, rows, objects = [], [], []
     for piece in pieces:
+        if piece.tensor is not None and piece.name.startswith(BLOB):
+            raise CheckpointError(
+                f"{piece.fqn} has a name that begins with {BLOB}, which is everstep's own; rename it in the state"
+            )
         if piece.tensor is None:
             found.append(Item(piece.name, torch.frombuffer(bytearray(piece.pickled), dtype=torch.uint8), True))
             objects.append(piece.fqn)
