@@ -34,6 +34,10 @@ from .values import check_step
 #: Values that are each rank's own, or useless without everstep.
 _OWN = RESERVED - {EXTRA}
 THREADS = 4
+#: Values in the lists and dicts of a state, one that occurs twice counted twice: any state may have so
+#: many, or so many times as many as it has itself. torch.distributed.checkpoint writes out each
+#: occurrence.
+_VALUES_FREE, _VALUES_TIMES = 1 << 24, 32
 
 
 def _candidates(root: Directory, step: int | None, name: str | None) -> list[ListedCheckpoint]:
@@ -261,6 +265,31 @@ def to_torch(state: dict[str, Any], out: Path) -> None:
         raise
 
 
+def _check_occurrences(state: dict[str, Any], what: Path) -> None:
+    """Checks that a state is not much larger once each value is written where it occurs.
+
+    Raises:
+        CheckpointError: when it is.
+    """
+    known: dict[int, int] = {}
+    own = 0
+
+    def occurrences(value: Any) -> int:
+        nonlocal own
+        if not isinstance(value, (dict, list)):
+            return 1
+        if id(value) not in known:
+            own += len(value)
+            known[id(value)] = 1 + sum(map(occurrences, value.values() if isinstance(value, dict) else value))
+        return known[id(value)]
+
+    if occurrences(state) > max(_VALUES_FREE, _VALUES_TIMES * own):
+        raise CheckpointError(
+            f"{what} cannot be written: its lists and dicts occur in each other so often that torch.distributed.checkpoint would "
+            f"write more than {_VALUES_FREE} values; use --to torch, which writes each once, or keep each once in the state"
+        )
+
+
 def _empty_dicts(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
     if isinstance(value, dict):
         if not value and path:
@@ -286,6 +315,7 @@ def _dcp_save(state: dict[str, Any], what: Path, **where: Any) -> None:
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
+        _check_occurrences(state, what)
         if empty := [".".join(map(str, path)) for path in _empty_dicts(state, ())]:
             warnings.warn(
                 f"torch.distributed.checkpoint does not save empty dicts, so {listed(empty)} will be missing; "
@@ -308,7 +338,9 @@ def _dcp_save(state: dict[str, Any], what: Path, **where: Any) -> None:
 
 def to_dcp(state: dict[str, Any], out: Path) -> None:
     """Writes a directory for ``torch.distributed.checkpoint.load``."""
-    _dcp_save(state, out, checkpoint_id=str(out))
+    # Those of the step are empty unless the training loop gives some, and nobody misses them.
+    given = {name: value for name, value in state.items() if name != EXTRA or value != {}}
+    _dcp_save(given, out, checkpoint_id=str(out))
 
 
 def from_dcp(source: Path) -> dict[str, Any]:

@@ -43,10 +43,15 @@ def _is_optimizer(value: Any) -> bool:
     return isinstance(value, dict) and {"state", "param_groups"} <= value.keys()
 
 
-def _has_tensors(value: Any) -> bool:
-    if isinstance(value, dict):
-        value = [*value.values()]
-    return any(map(_has_tensors, value)) if isinstance(value, list | tuple) else isinstance(value, Tensor)
+def _has_tensors(value: Any, seen: dict[int, Any] | None = None) -> bool:
+    """``seen``: containers that were looked at, by identity. Some occur many times."""
+    seen = {} if seen is None else seen
+    if not isinstance(value, (dict, list, tuple)):
+        return isinstance(value, Tensor)
+    if id(value) in seen:
+        return False
+    seen[id(value)] = value
+    return any(_has_tensors(inner, seen) for inner in (value.values() if isinstance(value, dict) else value))
 
 
 def _weights(state: dict[str, Any], kinds: Mapping[str, str]) -> dict[str, Tensor]:

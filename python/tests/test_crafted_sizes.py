@@ -14,7 +14,7 @@ from torch import nn
 from torch._tensor import _rebuild_from_type_v2
 
 import everstep.dcp
-from everstep import CheckpointError, convert
+from everstep import CheckpointError, convert, hf_format
 from everstep.dcp import foreign
 
 #: More than any machine has.
@@ -259,3 +259,21 @@ def test_what_only_a_pickle_restores_is_not_damaged(tmp_path):
     reader = everstep.dcp.Reader(tmp_path / "out", allow_pickle=True)
     dcp.load(target, storage_reader=reader, no_dist=True)
     assert target["buffer"] == deque([1, 2])
+
+
+def test_lists_that_occur_in_each_other_are_exported_once_or_not_at_all(tmp_path):
+    """torch's planner looks at each occurrence, and so did everstep: neither would have ended."""
+    state = {"model": {"w": torch.ones(1)}, "extra": {"x": _nested(60)}}
+    with pytest.raises(CheckpointError, match="occur in each other so often"):
+        convert.to_dcp(state, tmp_path / "dcp")
+    convert.to_torch(state, tmp_path / "all.pt")
+    with pytest.warns(UserWarning, match="not known to be modules: data"):
+        hf_format.to_hf({**state, "data": [_nested(60), torch.ones(1)]}, tmp_path / "hf")
+
+
+def test_lists_that_occur_often_are_exported(tmp_path, recwarn):
+    numbers = [*range(100_000)]
+    state = {"model": {"w": torch.ones(1)}, "x": {str(n): numbers for n in range(20)}, "extra": {}}
+    convert.to_dcp(state, tmp_path / "dcp")
+    assert not [w for w in recwarn if "will be missing" in str(w.message)], "a step without values of its own"
+    assert convert.from_dcp(tmp_path / "dcp") == {name: state[name] for name in ("model", "x")}
