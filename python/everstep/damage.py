@@ -52,11 +52,16 @@ def reading(what: str) -> Iterator[None]:
     Raises:
         DamagedError: for any error that bytes can cause; errors of everstep's own pass.
         OutOfMemory: when memory is lacking. The enclosed code allocates no more than the file has.
+        CheckpointError: when a package is missing that the values need (numpy).
     """
     try:
         yield
     except CheckpointError:
         raise
+    except ImportError as e:
+        raise CheckpointError(
+            f"the checkpoint needs {e.name or 'a package'}, which cannot be imported ({str(e)[:300]}); install it"
+        ) from e
     except _RAISED as e:
         if is_out_of_memory(e):
             raise out_of_memory(e) from e

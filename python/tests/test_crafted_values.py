@@ -5,6 +5,7 @@ A few bytes must neither allocate any amount of memory nor end in another error 
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter, OrderedDict, defaultdict
 
@@ -237,3 +238,15 @@ def test_a_name_of_many_parts_is_searched_for_a_parameter_in_a_moment():
     assert parameter_in("optimizer/state/" + "x/" * 500_000, known) is None
     assert parameter_in("optimizer/state/" + "x/" * 500_000, {}) is None
     assert time.process_time() - begin < 5
+
+
+def test_a_value_of_a_package_that_is_not_installed_is_no_damage(monkeypatch):
+    """restore() ended with ModuleNotFoundError."""
+    numpy = pytest.importorskip("numpy")
+    encoded = encoding.encode([numpy.arange(3)])
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    with pytest.raises(
+        CheckpointError, match=r"the checkpoint needs numpy, which cannot be imported .*; install it"
+    ) as found:
+        decoding.decode(encoded, lambda name: None)
+    assert not isinstance(found.value, DamagedError)
