@@ -19,6 +19,10 @@ _RAISED = (
 )  # fmt: skip
 
 
+class Unavailable(CheckpointError):
+    """A checkpoint, which may be good, needs what this machine does not have."""
+
+
 class OutOfMemory(CheckpointError):
     """There is not enough memory to read a checkpoint, which may be good: no older one replaces
     it."""
@@ -52,14 +56,14 @@ def reading(what: str) -> Iterator[None]:
     Raises:
         DamagedError: for any error that bytes can cause; errors of everstep's own pass.
         OutOfMemory: when memory is lacking. The enclosed code allocates no more than the file has.
-        CheckpointError: when a package is missing that the values need (numpy).
+        Unavailable: when a package is missing that the values need (numpy).
     """
     try:
         yield
     except CheckpointError:
         raise
     except ImportError as e:
-        raise CheckpointError(
+        raise Unavailable(
             f"the checkpoint needs {e.name or 'a package'}, which cannot be imported ({str(e)[:300]}); install it"
         ) from e
     except _RAISED as e:

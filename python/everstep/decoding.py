@@ -43,7 +43,7 @@ from .blob_format import (
     TEXT,
     TUPLE,
 )
-from .damage import reading
+from .damage import Unavailable, reading
 from .sharded import Note, Part, note_from
 from .tensors import as_real_dtype, device_named
 from .value_limits import LEVELS_MAX, check_hashed, check_levels, hidden_method
@@ -258,8 +258,15 @@ def _from_bytes(dtype: Any, shape: Any, data: Any) -> Any:
 
 
 def _generator(given: Any) -> torch.Generator:
-    device, state = _as(list, given)
-    generator = torch.Generator(device_named(_as(str, device)))
+    name, state = _as(list, given)
+    wanted = torch.device(_as(str, name))
+    device = device_named(name)
+    if device.type != wanted.type:
+        raise Unavailable(
+            f"the checkpoint has the state of a torch.Generator on {wanted.type}, which is not available here; restore it on a machine "
+            "that has such a device"
+        )
+    generator = torch.Generator(device)
     generator.set_state(torch.frombuffer(bytearray(_as(bytes, state)), dtype=torch.uint8))
     return generator
 

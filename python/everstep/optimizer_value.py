@@ -11,7 +11,6 @@ from .damage import reading
 from .sharded import Part
 from .value_limits import check_hashed
 
-
 #: What a value by names of parameters may have.
 _KEYS = {"state", "groups", "other", "shapes", "names", "values", "sharded", "kind"}
 

@@ -27,7 +27,7 @@ from ._internal import (
     open_slot,
 )
 from .blob_format import BLOB
-from .damage import OutOfMemory, reading
+from .damage import OutOfMemory, Unavailable, reading
 from .dcp.pieces import TABLE, read_table
 from .dcp.reader import plain
 from .values import Values, objects
@@ -66,6 +66,9 @@ def checkpoint_values(path: str) -> Iterator[Wrong]:
     for rank, shard in enumerate(shards):
         try:
             shard_values(shard, rank, len(shards))
+        except Unavailable:
+            # Another machine may restore it.
+            yield rank, None
         except CheckpointError as e:
             yield rank, str(e.args[0])
     if any(shard.places() for shard in shards):
@@ -93,6 +96,8 @@ def good_values(path: str, ranks: list[int], world_size: int) -> Iterator[Wrong]
                 yield rank, None
             else:
                 shard_values(shard, rank, world_size)
+        except Unavailable:
+            yield rank, None
         except CheckpointError as e:
             yield rank, str(e.args[0])
 
@@ -108,6 +113,8 @@ def _dcp_values(path: str, shards: list[Shard]) -> Iterator[Wrong]:
             plain(fqn, shards[rank].bytes(name))
         except (DamagedError, OutOfMemory) as e:
             yield rank, str(e.args[0])
+        except Unavailable:
+            yield rank, None
         except CheckpointError:
             # It is valid, but everstep does not unpickle it; Reader(allow_pickle=True) does.
             continue

@@ -327,3 +327,27 @@ def test_a_state_that_is_nested_more_deeply_than_any_reader_takes_is_not_saved(t
         state = {"x": state}
     with pytest.raises(dcp.api.CheckpointException, match="nested more than 64 levels deep"):
         dcp.save(state, storage_writer=everstep.dcp.Writer(tmp_path / "out"), no_dist=True)
+
+
+def test_a_generator_of_a_device_that_is_missing_here_is_not_damaged(tmp_path, crafted):
+    """A checkpoint of a machine with GPUs was called damaged on one without, and an older one was restored."""
+    blob = crafted.shards[0].blob("extra")
+    blob.data = encoding.encode({"noise": torch.Generator()}).replace(b"\xa3cpu", b"\xa3xpu")
+    assert b"xpu" in blob.data
+    blob.shape = [len(blob.data)]
+    crafted.write(tmp_path / "out" / "step-1")
+    assert "values not checked" in _verify(tmp_path / "out")
+    with pytest.raises(CheckpointError, match=r"a torch.Generator on xpu, which is not available here"):
+        _restore(tmp_path / "out")
+
+
+def test_a_field_of_an_optimizer_that_this_version_does_not_know_is_refused(tmp_path, crafted):
+    """It was ignored: a parameter kept the value that it had before."""
+    blob = crafted.shards[0].blob("optimizer")
+    value = decoding.decode(blob.data, lambda name: None, finish=False)
+    blob.data = encoding.encode({**value, "params": {}})
+    blob.shape = [len(blob.data)]
+    crafted.write(tmp_path / "out" / "step-1")
+    assert "'params', which this everstep does not know" in _verify(tmp_path / "out")
+    with pytest.raises(CheckpointError, match="install the version that wrote it"):
+        _restore(tmp_path / "out")

@@ -77,7 +77,7 @@ pub fn verify(inventory: &Inventory, step: Option<u64>) -> Result<i32, Failure> 
             }
             None if *not_checked => {
                 unchecked += 1;
-                "bytes good, values not checked, because they cannot be read without the damaged shards"
+                "bytes good, values not checked: reading them needs damaged shards, or a device or package that is missing here"
             }
             None => continue,
         };
