@@ -110,7 +110,8 @@ def test_what_becomes_a_key_of_an_optimizers_state_is_not_nested_without_end(of_
     count = 60 if of_two else 200_000
     shared = [{f.TUPLE: ["a"]}, *({f.TUPLE: [{f.SAME: n}] * (1 + of_two)} for n in range(count))]
     with pytest.raises(DamagedError):
-        checked(_decoded({"kept": shared, "state": {}, "groups": [], "names": 2, "other": [[{f.SAME: count}, 1]]}))
+        groups = [{"params": [], "kept": shared}]
+        checked(_decoded({"groups": groups, "state": {}, "names": 2, "other": [[{f.SAME: count}, 1]]}))
 
 
 @pytest.mark.parametrize("container", ["list", "dict", "tuple", "attributes"])
