@@ -54,6 +54,7 @@ COUNTED = (
             "blob_format",
             "branch",
             "checkpoint",
+            "common_state",
             "decoding",
             "disk_tier",
             "durable_offers",

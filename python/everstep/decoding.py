@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from . import legacy_encoding
+from ._internal import CheckpointError
 from .blob_format import (
     ARRAY,
     BIG_INT,
@@ -122,7 +123,10 @@ class _Decoder:
             if code in _NUMBERED:
                 self._complete(found)
         if self._levels >= LEVELS_MAX:
-            raise ValueError("it is nested too deeply")
+            # Earlier versions have saved such values, so it may not be damage.
+            raise CheckpointError(
+                f"a value in the checkpoint is nested more than {LEVELS_MAX} levels deep, which cannot be restored"
+            )
         self._levels = max(levels, self._levels + 1)
         return found
 

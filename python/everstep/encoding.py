@@ -184,6 +184,9 @@ class _Encoder:
         #: Numbers of complete containers by identity. They are kept alive: an identity may be used
         #: again.
         self._seen: dict[int, int] = {}
+        #: Levels in each of them, and in what was encoded last.
+        self._levels_in: dict[int, int] = {}
+        self._levels = 0
         self._alive: list[Any] = []
         self._open: set[int] = set()
 
@@ -223,6 +226,7 @@ class _Encoder:
         number = self._seen.get(key)
         if number is not None:
             self.shares = True
+            self._levels = max(self._levels, self._levels_in[key])
             return {SAME: number}
         if key in self._open:
             raise CheckpointError(f"{text_of(path)} contains itself, which cannot be saved")
@@ -232,7 +236,17 @@ class _Encoder:
             )
         self._open.add(key)
         self._depth += 1
+        before, self._levels = self._levels, 0
         encoded = encode(self, value, path)
+        self._levels += 1
+        if self._levels > NESTING_MAX:
+            # One that occurs again deeper than before is as deep when it is read.
+            raise CheckpointError(
+                f"{text_of(path)} is nested more than {NESTING_MAX} levels deep, through containers that occur several times, "
+                "which cannot be saved"
+            )
+        self._levels_in[key] = self._levels
+        self._levels = max(before, self._levels)
         self._depth -= 1
         self._open.discard(key)
         self._seen[key] = len(self._alive)

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from . import optimizer_state
+from . import fsdp1, optimizer_state
 from .layout import OTHER, Layout
 from .optimizer_state import ParameterNames
 from .replicated import is_same_on_all_ranks
 from .tensor_places import Place, in_module, place_of
-from .tensors import is_lazy, local
 
 if TYPE_CHECKING:
     from .state import Item
@@ -36,8 +35,8 @@ class LocalState:
     parameters: Mapping[str, Place]
     #: The names of its modules' tensors.
     names: set[str]
-    #: Those of them that all ranks train together: sharded tensors and parameters. Buffers may be
-    #: each rank's own.
+    #: Tensors that all ranks train together: parameters, also of no module, and sharded tensors.
+    #: Buffers may be each rank's own.
     trained: set[str]
     #: The names of its optimizers.
     optimizers: set[str]
@@ -61,20 +60,29 @@ class LocalState:
             items: the tensors of the modules among them.
         """
         optimizers = {n: o for n, o in objects.items() if optimizer_state.is_complete(o)}
-        places = places_of(items) | optimizer_state.loose_places(optimizers, ParameterNames(objects))
+        names = ParameterNames(objects)
+        places = places_of(items) | optimizer_state.loose_places(optimizers, names)
         parameters: dict[str, Place] = {}
         for name, place in places.items():
             parameters[name] = place
             # The name in earlier checkpoints.
             parameters.setdefault(name.partition(".")[2], place)
-        modules = (o for o in objects.values() if isinstance(o, nn.Module))
-        memory = {local(p).data_ptr() for m in modules for p in m.parameters() if not is_lazy(p)}
+        loose = {
+            f"{n}/values/{key}" for n, o in optimizers.items() for key in optimizer_state.in_no_module(o, names.of(o))
+        }
+        modules = {n: o for n, o in objects.items() if isinstance(o, nn.Module)}
+        own = {
+            f"{n}.{fsdp1.clean(k)}" for n, m in modules.items() for k, _ in m.named_parameters(remove_duplicate=False)
+        }
+        buffers = {
+            f"{n}.{fsdp1.clean(k)}" for n, m in modules.items() for k, _ in m.named_buffers(remove_duplicate=False)
+        }
         return cls(
             layout,
             places,
             parameters,
             {i.name for i in items},
-            {i.name for i in items if i.whole is not None or i.tensor.data_ptr() in memory},
+            loose | {i.name for i in items if i.name in own or (i.whole is not None and i.name not in buffers)},
             set(optimizers),
             {n for n, o in objects.items() if kinds[n] == OTHER and not is_same_on_all_ranks(o)},
         )

@@ -62,15 +62,15 @@ class Resharded:
 
     def __init__(self, directory: str, here: LocalState) -> None:
         self.path = directory
-        self._here = here
-        self._whole = WholeCheckpoint(directory)
-        self._tensors = {t.name: t for t in self._whole.tensors()}
+        self.here = here
+        self.whole = WholeCheckpoint(directory)
+        self.tensors = {t.name: t for t in self.whole.tensors()}
         self._layouts: dict[int, Layout | None] = {}
-        size = self._whole.world_size
+        size = self.whole.world_size
         # Tensors that are sharded, or that only some ranks have (pipeline stages), or that all
         # ranks have in common.
-        modules = [t for t in self._tensors.values() if in_module(t.name)]
-        one = any(t.in_parts for t in self._tensors.values()) or self._alike()
+        modules = [t for t in self.tensors.values() if in_module(t.name)]
+        one = any(t.in_parts for t in self.tensors.values()) or self.is_alike()
         one = one or any(t.holders < size for t in modules)
         # One process has saved the whole, of which this rank wants parts or a stage.
         one = one or (size == 1 and (bool(here.places) or here.names < {t.name for t in modules}))
@@ -94,16 +94,17 @@ class Resharded:
         self._personal = {
             e.name: e
             for e in open_shard(directory, self.rank).entries()
-            if not (e.name.startswith(BLOB) or self._tensors[e.name].in_parts) and here.is_personal(e.name)
+            if not (e.name.startswith(BLOB) or self.tensors[e.name].in_parts) and here.is_personal(e.name)
         }
 
     def _layout(self, rank: int) -> Layout | None:
         """Returns the layout of a rank's shard; ``None`` in earlier checkpoints."""
         if rank not in self._layouts:
-            self._layouts[rank] = Layout.of_rank(self._whole, rank)
+            self._layouts[rank] = Layout.of_rank(self.whole, rank)
         return self._layouts[rank]
 
-    def _alike(self) -> bool:
+    def is_alike(self) -> bool:
+        """Returns whether all ranks had the same state."""
         layout = self._layout(0)
         return layout is not None and layout.replicated
 
@@ -113,49 +114,11 @@ class Resharded:
         return [
             f"{name}: shape {list(saved.shape)} in the checkpoint, {list(place.shape)} in the model"
             for name, place in self._own.items()
-            if (saved := self._tensors.get(name)) is not None and tuple(saved.shape) != place.shape
+            if (saved := self.tensors.get(name)) is not None and tuple(saved.shape) != place.shape
         ]
 
-    def require_common(self) -> None:
-        """Checks that what a rank would get of other ranks is not each rank's own. All ranks must
-        call it; each looks at some of those that wrote the checkpoint.
-
-        Raises:
-            CheckpointError: naming what differs between two of them.
-            DamagedError: when some of it is not what was written.
-        """
-        if not self._alike() and (wrong := node_reader.found_by_any(self._uncommon())) is not None:
-            raise CheckpointError(wrong)
-
-    def _uncommon(self) -> str | None:
-        here, size = self._here, self._whole.world_size
-        for rank in range(here.layout.rank, size, here.layout.world_size):
-            if (found := self._whole.difference(rank, sorted(here.trained))) is not None:
-                return (
-                    f"{found[0]} has different values on ranks {found[1]} and {rank} in the checkpoint, so each rank had its own: "
-                    f"run with {size} ranks and the sharding that it was saved with"
-                )
-            if size == here.layout.world_size:
-                # Each rank gets its own.
-                continue
-            if (own := next((n for n in sorted(here.personal) if self._differs(rank, n)), None)) is not None:
-                return (
-                    f"{own}= has different values on ranks 0 and {rank} in the checkpoint, and everstep cannot divide them among "
-                    f"{here.layout.world_size} ranks: run with {size} ranks, or leave {own}= out"
-                )
-        return None
-
-    def _differs(self, rank: int, name: str) -> bool:
-        """Returns whether a rank's value of an object differs from rank 0's."""
-        blob, names = BLOB + name, self._whole.names(rank)
-        if not rank or blob not in names or blob not in self._whole.names(0):
-            return False
-        tensors = [n for n in names if n == name or n.startswith(f"{name}/")]
-        same = self._whole.bytes(rank, blob) == self._whole.bytes(0, blob)
-        return not same or self._whole.difference(rank, tensors) is not None
-
     def _place(self, name: str) -> Place:
-        shape = self._tensors[name].shape
+        shape = self.tensors[name].shape
         whole = Place(tuple(shape), (0,) * len(shape), tuple(shape))
         if name in self._own:
             return self._own[name]
@@ -170,8 +133,8 @@ class Resharded:
         if owner is None:
             return None
         place = self._parameters.get(owner) or loose[owner]
-        saved = self._tensors.get(owner) or self._tensors.get(f"{optimizer}/values/{owner}")
-        tensor = self._tensors[name]
+        saved = self.tensors.get(owner) or self.tensors.get(f"{optimizer}/values/{owner}")
+        tensor = self.tensors[name]
         # A plain tensor in the state of a sharded parameter was not sharded, whatever its shape is.
         plain = not tensor.in_parts and saved is not None and saved.in_parts
         return place if place.shape == tuple(tensor.shape) and not plain else None
@@ -179,7 +142,7 @@ class Resharded:
     def entries(self) -> list[Entry]:
         """Describes the tensors as this rank would have them."""
         found: list[Entry] = []
-        for t in self._tensors.values():
+        for t in self.tensors.values():
             if t.name == BLOB + LAYOUT and self._layout(self.rank) is None:
                 continue
             if t.name in self._personal:
@@ -193,14 +156,14 @@ class Resharded:
 
     def bytes(self, name: str) -> bytes:
         """Returns a value that is each rank's own."""
-        return self._whole.bytes(self.rank, name)
+        return self.whole.bytes(self.rank, name)
 
     def optimizer(self, blob: str, parameters: list[str], room: Callable[[str], Any]) -> Any:
         """Returns state and groups of an optimizer with these parameters, whichever ranks have
         saved them."""
         mark = blob.removeprefix(BLOB) + "/"
         saved = self._of_optimizer(
-            self.rank, blob, decoding.decode(self._whole.bytes(self.rank, blob), lambda name: None, finish=False)
+            self.rank, blob, decoding.decode(self.whole.bytes(self.rank, blob), lambda name: None, finish=False)
         )
         if "groups" not in saved:
             raise CheckpointError(
@@ -237,7 +200,7 @@ class Resharded:
 
         def read(rank: int) -> tuple[Any, dict[str, Any]]:
             """Returns what a rank has saved, and the state of parameters that are still wanted."""
-            data = self._whole.bytes(rank, blob)
+            data = self.whole.bytes(rank, blob)
             found = self._of_optimizer(rank, blob, decoding.decode(data, mine, finish=False, sharded=sharded))
             if "whole" in found:
                 raise DamagedError(f"{blob} is not by names of parameters", [])
@@ -247,10 +210,10 @@ class Resharded:
         groups: list[set[str]] = []
         # First the ranks whose shards have state of these parameters, beginning with this one; then
         # all others.
-        near = {parameter_in(n, left) for n in self._whole.names(self.rank) if n.startswith(mark)}
-        first = {parameter_in(n, left): t.first for n, t in self._tensors.items() if n.startswith(mark)}
+        near = {parameter_in(n, left) for n in self.whole.names(self.rank) if n.startswith(mark)}
+        first = {parameter_in(n, left): t.first for n, t in self.tensors.items() if n.startswith(mark)}
         known = dict.fromkeys(self.rank if n in near else first[n] for n in parameters if n in first)
-        for rank in known | dict.fromkeys(range(self._whole.world_size)):
+        for rank in known | dict.fromkeys(range(self.whole.world_size)):
             found, state = read(rank)
             if lacking := _unread((state, found.get("other"), found["groups"])):
                 # They are in an object that is shared with the state of another parameter.
@@ -295,7 +258,7 @@ class Resharded:
         """Returns what reading this rank's parts of these tensors would read: (number of runs,
         bytes)."""
         places = ((name, self._place(name)) for name in names if name not in self._personal)
-        return self._whole.plan([WantedPart(n, list(p.offsets), list(p.sizes), p.flat) for n, p in places])
+        return self.whole.plan([WantedPart(n, list(p.offsets), list(p.sizes), p.flat) for n, p in places])
 
     def copy_to(self, targets: list[Target]) -> None:
         """Reads this rank's part of each tensor."""
@@ -305,5 +268,5 @@ class Resharded:
             if t.bytes and t.name not in self._personal
             for p in [self._place(t.name)]
         ]
-        self._whole.copy_of(self.rank, [t for t in targets if t.name in self._personal])
-        node_reader.read(self._whole, wanted, max((t.bytes for t in targets), default=0))
+        self.whole.copy_of(self.rank, [t for t in targets if t.name in self._personal])
+        node_reader.read(self.whole, wanted, max((t.bytes for t in targets), default=0))

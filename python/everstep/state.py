@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import (
+    common_state,
     encoding,
     fsdp1,
     in_place,
@@ -343,9 +344,8 @@ class State:
         """Loads everything; returns the extra values saved with the step."""
         self.check(shard)
         if isinstance(shard, Resharded):
-            shard.require_common()
-        # First memory for all tensors, then one pass over the shard that fills and verifies it,
-        # then the objects load it.
+            common_state.require(shard)
+        # First memory for all tensors, then one pass that fills it, then the objects load it.
         stored = Values(shard)
         own = self._check_layout(shard, stored)
         names = ParameterNames(self.objects)
@@ -464,8 +464,8 @@ class State:
         return any(found.get(name) != own.get(name) for name in found.keys() | own.keys() if in_module(name))
 
     def _require_same_parts(self, saved: Mapping[str, Place] | None) -> None:
-        """Refuses a shard with other parts of sharded tensors than this rank has: they may have the
-        same size. Earlier checkpoints do not record where parts belong."""
+        """Refuses a shard with other parts of sharded tensors, which may have the same size.
+        Earlier checkpoints do not record parts."""
         items = self.module_items() if saved else []
         own = places_of(items)
         wrong = next((i.name for i in items if saved and own.get(i.name) != saved.get(i.name)), None)

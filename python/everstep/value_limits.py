@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-#: Limit on containers in containers when they are read; the encoder's own is half of it. Code that
+#: Limit on containers in containers when they are read; the encoder's own is less than
+#: half of it. Code that
 #: compares or copies a state takes several frames of Python's stack for each.
-LEVELS_MAX = 200
+LEVELS_MAX = 250
 #: Limit on what is hashed for one key or one element of a set.
 HASHED_ELEMENTS_MAX = 1 << 20
 

@@ -10,7 +10,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from everstep import encoding
+from everstep import CheckpointError, decoding, encoding
 from everstep._internal import encode_groups, encode_plain
 from everstep.blob_format import MARK
 
@@ -107,3 +107,16 @@ _CIRCULAR.append(_CIRCULAR)
 def test_what_is_not_plain_is_left_to_python(value):
     assert encode_plain(value) is None
     assert encode_plain({"key": [value]}) is None
+
+
+def test_what_shared_containers_nest_too_deeply_is_refused_when_it_is_saved():
+    """A history in which each entry has the one before it was saved, and could not be restored."""
+    for count, good in ((90, True), (150, False)):
+        entries: list[Any] = [[0]]
+        for _ in range(count):
+            entries.append([entries[-1]])
+        if good:
+            assert len(decoding.decode(encoding.encode(entries), lambda name: None)) == count + 1
+            continue
+        with pytest.raises(CheckpointError, match="nested more than 100 levels deep"):
+            encoding.encode(entries)
