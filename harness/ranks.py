@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,3 +51,16 @@ def run_ranks(line: Sequence[str], size: int, timeout: float = 120, cwd: Path | 
     finally:
         for r in ranks:
             r.kill()
+
+
+def run_phase(directory: Path, script: str, phase: str, size: int, *, fails: bool = False) -> str:
+    """Runs a script as ``size`` ranks, with the arguments ``directory/out`` and ``phase``.
+
+    Returns what the ranks printed, or their errors if all are expected to fail.
+    """
+    path = directory / "train.py"
+    path.write_text(script)
+    ended = run_ranks([sys.executable, str(path), str(directory / "out"), phase], size)
+    errors = "\n".join(r.err for r in ended)
+    assert all((r.code != 0) is fails for r in ended), errors[-3000:]
+    return errors if fails else "".join(r.out for r in ended)

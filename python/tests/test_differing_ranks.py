@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.ranks import run_ranks
+from harness.ranks import run_phase
 
 _BEGIN = """
 import os, sys
@@ -42,13 +42,7 @@ os._exit(0)
 
 
 def _ranks(tmp_path: Path, script: str, phase: str, size: int, *, fails: bool = False) -> str:
-    """Runs ``script`` as ``size`` ranks; returns what they printed, or the errors of a run that fails."""
-    path = tmp_path / "train.py"
-    path.write_text(_BEGIN + script + _END)
-    ended = run_ranks([sys.executable, str(path), str(tmp_path / "out"), phase], size)
-    errors = "\n".join(r.err for r in ended)
-    assert any(r.code != 0 for r in ended) is fails, errors[-3000:]
-    return errors if fails else "".join(r.out for r in ended)
+    return run_phase(tmp_path, _BEGIN + script + _END, phase, size, fails=fails)
 
 
 _SHAPE = """
