@@ -43,6 +43,9 @@ INPUT_SECONDS = 30
 #: Seconds of the processor that `verify` may take, for all checkpoints and for each.
 VERIFY_SECONDS = (30.0, 0.3)
 
+#: What is said of checkpoints that only the ranks that wrote them can restore.
+OWN = ("each with its own state", "the shards are not from the same model")
+
 
 class Endless(BaseException):
     """A reader does not end. No handler of errors takes it for one of its own."""
@@ -265,9 +268,9 @@ def restored(directory: Path, step: int, made: Trainer, base: Plain) -> dict[str
                 manager = CheckpointManager(directory, persist=0, **made.objects)
                 done = manager.restore(step)
         except CheckpointError as e:
-            # That other ranks wrote it, each with its own state, does not mean it is damaged.
+            # That other ranks wrote it, each with its own state or model, does not mean it is damaged.
             damaged = any(
-                "skipping a checkpoint" in str(w.message) and "each with its own state" not in str(w.message)
+                "skipping a checkpoint" in str(w.message) and not any(own in str(w.message) for own in OWN)
                 for w in said
             )
             why = str([str(w.message) for w in said] or e)[:400]
