@@ -120,8 +120,9 @@ def counted() -> tuple[int, int]:
 
 
 def _commit() -> str:
-    """Returns the commit that is measured, or an empty string if the tree differs from it."""
-    return "" if _git("status", "--porcelain", "--untracked-files=no") else _git("rev-parse", "--short=12", "HEAD")
+    """Returns the commit that is measured, or an empty string if the tree differs from it by more than the log."""
+    others = [".", f":!{LOG.relative_to(ROOT)}"]
+    return "" if _git("status", "--porcelain", "--untracked-files=no", "--", *others) else _git("rev-parse", "--short=12", "HEAD")
 
 
 def _steps(kills: int) -> int:
