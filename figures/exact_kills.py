@@ -122,7 +122,11 @@ def counted() -> tuple[int, int]:
 def _commit() -> str:
     """Returns the commit that is measured, or an empty string if the tree differs from it by more than the log."""
     others = [".", f":!{LOG.relative_to(ROOT)}"]
-    return "" if _git("status", "--porcelain", "--untracked-files=no", "--", *others) else _git("rev-parse", "--short=12", "HEAD")
+    return (
+        ""
+        if _git("status", "--porcelain", "--untracked-files=no", "--", *others)
+        else _git("rev-parse", "--short=12", "HEAD")
+    )
 
 
 def _steps(kills: int) -> int:
