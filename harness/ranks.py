@@ -53,13 +53,36 @@ def run_ranks(line: Sequence[str], size: int, timeout: float = 120, cwd: Path | 
             r.kill()
 
 
+_BEGIN = """
+import os, sys
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+import everstep as es
+out, phase = sys.argv[1:3]
+saving = phase == "save"
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+mesh = init_device_mesh("cpu", (size,))
+"""
+_END = """
+dist.barrier()
+dist.destroy_process_group()
+# fully_shard over gloo aborts in torch's own destructors now and then.
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
 def run_phase(directory: Path, script: str, phase: str, size: int, *, fails: bool = False) -> str:
-    """Runs a script as ``size`` ranks, with the arguments ``directory/out`` and ``phase``.
+    """Runs a script as ``size`` ranks, with the arguments ``directory/out`` and ``phase``. It begins
+    with ``out``, ``phase``, ``saving``, a process group, ``rank``, ``size`` and ``mesh``.
 
     Returns what the ranks printed, or their errors if all are expected to fail.
     """
     path = directory / "train.py"
-    path.write_text(script)
+    path.write_text(_BEGIN + script + _END)
     ended = run_ranks([sys.executable, str(path), str(directory / "out"), phase], size)
     errors = "\n".join(r.err for r in ended)
     assert all((r.code != 0) is fails for r in ended), errors[-3000:]

@@ -8,19 +8,7 @@ from pathlib import Path
 
 from harness.ranks import run_phase
 
-_BEGIN = """
-import os, sys
-import torch, torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-import everstep as es
-out, phase = sys.argv[1:3]
-saving = phase == "save"
-dist.init_process_group("gloo")
-rank, size = dist.get_rank(), dist.get_world_size()
-mesh = init_device_mesh("cpu", (size,))
-
+_OBJECTS = """
 class Held:
     def __init__(self, value):
         self.value = value
@@ -32,17 +20,10 @@ class Held:
 def sharded(whole, dim=0, mesh=mesh):
     return nn.Parameter(distribute_tensor(whole, mesh, [Shard(dim)], src_data_rank=None))
 """
-_END = """
-ckpt.close()
-dist.barrier()
-dist.destroy_process_group()
-sys.stdout.flush()
-os._exit(0)
-"""
 
 
 def _ranks(tmp_path: Path, script: str, phase: str, size: int, *, fails: bool = False) -> str:
-    return run_phase(tmp_path, _BEGIN + script + _END, phase, size, fails=fails)
+    return run_phase(tmp_path, f"{_OBJECTS}{script}\nckpt.close()", phase, size, fails=fails)
 
 
 _SHAPE = """

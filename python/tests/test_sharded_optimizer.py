@@ -6,32 +6,14 @@ from pathlib import Path
 
 from harness.ranks import run_phase
 
-_BEGIN = """
-import os, sys
-import torch, torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+_SEEDED = """
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-import everstep as es
-out, phase = sys.argv[1:3]
-saving = phase == "save"
-dist.init_process_group("gloo")
-rank, size = dist.get_rank(), dist.get_world_size()
-mesh = init_device_mesh("cpu", (size,))
 torch.manual_seed(1)
-"""
-_END = """
-dist.barrier()
-dist.destroy_process_group()
-# fully_shard over gloo aborts in torch's own destructors now and then.
-sys.stdout.flush()
-os._exit(0)
 """
 
 
 def _ranks(tmp_path: Path, script: str, phase: str, size: int, *, fails: bool = False) -> str:
-    return run_phase(tmp_path, _BEGIN + script + _END, phase, size, fails=fails)
+    return run_phase(tmp_path, _SEEDED + script, phase, size, fails=fails)
 
 
 _LOOSE = """
