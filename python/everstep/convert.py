@@ -34,9 +34,9 @@ from .values import check_step
 #: Values that are each rank's own, or useless without everstep.
 _OWN = RESERVED - {EXTRA}
 THREADS = 4
-#: Values in the lists and dicts of a state, one that occurs twice counted twice: any state may have so
-#: many, or so many times as many as it has itself. torch.distributed.checkpoint writes out each
-#: occurrence.
+#: Limits on the values that torch.distributed.checkpoint would write, which writes a value once for
+#: each place where it occurs: a number that is always allowed, and a multiple of the values that the
+#: state has in memory.
 _VALUES_FREE, _VALUES_TIMES = 1 << 24, 32
 
 
