@@ -64,6 +64,12 @@ class Branch:
             r for r in list_checkpoints(self._directory) if r.step == wanted.step
         ]
 
+    def durable(self, step: int) -> str | None:
+        """Returns the path of a step that is in memory, if it is durable, too. Other branches have
+        other checkpoints of this step."""
+        rows = list_line(self._directory)
+        return next((r.path for r in rows if r.step == step and r.wrong is None), None)
+
     def continue_from(self, step: int, path: str | None, asked: bool) -> None:
         """Records what was restored (0: nothing), from this path or from memory."""
         self._origin = (step, path, asked)

@@ -21,13 +21,14 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from . import decoding, module_state, optimizer_state, optimizer_value
-from ._internal import CheckpointError, ListedCheckpoint, WantedPart, WholeCheckpoint, list_checkpoints, list_line
+from ._internal import CheckpointError, ListedCheckpoint, WholeCheckpoint, list_checkpoints, list_line
 from .blob_format import BLOB
 from .compare import difference
 from .damage import reading
 from .directory import Directory, in_the_way
 from .hf_format import from_hf, listed, to_hf
 from .layout import EXTRA, MODULE, OPTIMIZER, RESERVED, Layout, guessed_kind
+from .tensor_places import Place
 from .tensors import BY_NAME, as_real_dtype
 from .values import check_step
 
@@ -104,7 +105,7 @@ def _loaded(source: str | PathLike[str], step: int | None) -> tuple[dict[str, An
     # Memory is allocated only for tensors that can be read.
     whole.plan(
         [
-            WantedPart(t.name, [0] * len(t.shape), t.shape)
+            Place.whole(t.shape).wanted(t.name)
             for t in names.values()
             if not t.name.startswith(BLOB) and 0 not in t.shape
         ]
@@ -116,11 +117,7 @@ def _loaded(source: str | PathLike[str], step: int | None) -> tuple[dict[str, An
     }
     largest = max((t.nbytes for t in tensors.values()), default=0)
     whole.read(
-        [
-            WantedPart(n, [0] * t.dim(), list(t.shape), False, t.data_ptr(), t.nbytes)
-            for n, t in tensors.items()
-            if t.numel()
-        ],
+        [Place.whole(t.shape).wanted(n, t.data_ptr(), t.nbytes) for n, t in tensors.items() if t.numel()],
         THREADS,
         largest,
     )

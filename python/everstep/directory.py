@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import worker as _worker
-from ._internal import CheckpointError, Claim, ListedCheckpoint, Mark, list_checkpoints, list_line, reach, run_id
+from ._internal import CheckpointError, Claim, ListedCheckpoint, Mark, list_checkpoints, reach, run_id
 
 if TYPE_CHECKING:
     from ._internal import Agent, Retention
@@ -102,13 +102,6 @@ class Directory:
 
     def __hash__(self) -> int:
         return hash(self._text)
-
-    def step(self, step: int) -> str:
-        """Returns the path of the checkpoint of a step: of several, that of the branch that ran
-        last."""
-        rows = [*list_line(self), *list_checkpoints(self)]
-        found = (row.path for row in rows if row.step == step and row.wrong is None)
-        return next(found, f"{self._text}/step-{step}")
 
     def located(self) -> tuple[Directory, int | None, str | None]:
         """Returns the directory of checkpoints, and the step and name of one of its checkpoints

@@ -20,7 +20,7 @@ THREADS = 4
 
 #: Where ranks meet during a restore, in this order. A rank that fails arrives at the remaining ones
 #: at once.
-_KIND, _LACKS, _COMMON, _READ, _VOTE = "kind", "lacks", "common", "read", "vote"
+_KIND, _WHOLE, _LACKS, _COMMON, _READ, _VOTE = "kind", "whole", "lacks", "common", "read", "vote"
 _attempts = 0
 _attended: set[str] = set()
 
@@ -52,11 +52,17 @@ def any_as_one(flag: bool) -> bool:
     return _any_rank(_KIND, flag)
 
 
+def any_without_whole(flag: bool) -> bool:
+    """Returns whether some rank could not open the checkpoint as a whole. All ranks must call it if
+    some rank has to read it so."""
+    return _any_rank(_WHOLE, flag)
+
+
 def any_failed(flag: bool) -> bool:
     """Returns whether some rank could not read its part; that rank does not keep the others
     waiting. All ranks must call it, last."""
     if flag:
-        for name in (_LACKS, _COMMON, _READ):
+        for name in (_WHOLE, _LACKS, _COMMON, _READ):
             meeting = None if name in _attended else _meet(name)
             if meeting is not None:
                 meeting.arrive()

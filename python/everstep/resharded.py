@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from . import decoding, node_reader, optimizer_value
-from ._internal import CheckpointError, DamagedError, Entry, Target, WantedPart, WholeCheckpoint, open_shard
+from ._internal import CheckpointError, DamagedError, Entry, Target, WholeCheckpoint, open_shard
 from .blob_format import BLOB
 from .layout import LAYOUT, OPTIMIZER, Layout, guessed_kind, other_kind
 from .local_state import LocalState
@@ -79,11 +79,10 @@ class Resharded:
                 f"{directory} was written by {size} ranks, each with its own state: run with the same number of ranks, or, "
                 "if all ranks have the same state, pass replicated=True"
             )
-        own = here.places
-        self._own, self._parameters = own, here.parameters
+        self._own, self._parameters = here.places, here.parameters
         #: Places of parameters of no module, by optimizer.
         self._loose: dict[str, dict[str, Place]] = {}
-        for name, place in own.items():
+        for name, place in here.places.items():
             optimizer, slash, key = name.partition("/values/")
             if slash and not in_module(name):
                 self._loose.setdefault(optimizer, {})[key] = place
@@ -94,7 +93,8 @@ class Resharded:
         self._personal = {
             e.name: e
             for e in open_shard(directory, self.rank).entries()
-            if not (e.name.startswith(BLOB) or self.tensors[e.name].in_parts) and here.is_personal(e.name)
+            if not (e.name.startswith(BLOB) or self.tensors[e.name].in_parts or e.name in here.places)
+            and here.is_personal(e.name)
         }
 
     def _layout(self, rank: int) -> Layout | None:
@@ -118,11 +118,9 @@ class Resharded:
         ]
 
     def _place(self, name: str) -> Place:
-        shape = self.tensors[name].shape
-        whole = Place(tuple(shape), (0,) * len(shape), tuple(shape))
         if name in self._own:
             return self._own[name]
-        return self._as_parameter(name) or whole
+        return self._as_parameter(name) or Place.whole(self.tensors[name].shape)
 
     def _as_parameter(self, name: str) -> Place | None:
         """Returns the place of its parameter, if a tensor of an optimizer is sharded as that is
@@ -167,7 +165,8 @@ class Resharded:
         )
         if "groups" not in saved:
             raise CheckpointError(
-                f"{mark[:-1]}=: the state of this optimizer has a format of its own, which only the same number of ranks can restore"
+                f"{mark[:-1]}=: the state of this optimizer has a format of its own, which only the same number of ranks with the same "
+                "sharding can restore"
             )
         if "names" not in saved:
             # In earlier checkpoints, names are without their objects.
@@ -257,16 +256,14 @@ class Resharded:
     def plan(self, names: Iterable[str]) -> tuple[int, int]:
         """Returns what reading this rank's parts of these tensors would read: (number of runs,
         bytes)."""
-        places = ((name, self._place(name)) for name in names if name not in self._personal)
-        return self.whole.plan([WantedPart(n, list(p.offsets), list(p.sizes), p.flat) for n, p in places])
+        return self.whole.plan([self._place(name).wanted(name) for name in names if name not in self._personal])
 
     def copy_to(self, targets: list[Target]) -> None:
         """Reads this rank's part of each tensor."""
         wanted = [
-            WantedPart(t.name, list(p.offsets), list(p.sizes), p.flat, t.address, t.bytes)
+            self._place(t.name).wanted(t.name, t.address, t.bytes)
             for t in targets
             if t.bytes and t.name not in self._personal
-            for p in [self._place(t.name)]
         ]
         self.whole.copy_of(self.rank, [t for t in targets if t.name in self._personal])
         node_reader.read(self.whole, wanted, max((t.bytes for t in targets), default=0))

@@ -81,8 +81,8 @@ class Restoring:
             as_one = isinstance(shard, Resharded) or (
                 isinstance(shard, HealingShard) and self._state.is_placed_otherwise(shard)
             )
-            if node_reader.any_as_one(as_one) and not isinstance(shard, Resharded):
-                shard = self._as_one(step, shard)
+            if node_reader.any_as_one(as_one):
+                shard = self._as_one(step, shard, path)
             return self._state.restore(shard)
         except CheckpointError as e:
             if isinstance(e.__cause__, DamagedError):
@@ -91,16 +91,29 @@ class Restoring:
                 raise CheckpointError(f"{e.args[0]}\n  in {path}") from e
             raise
 
-    def _as_one(self, step: int, shard: Shard | HealingShard) -> Resharded | Shard | HealingShard:
-        """Returns the durable checkpoint of the step, for ranks that now have other parts than when
-        it was made."""
-        try:
-            return self._state.resharded(self._directory.step(step))
-        except CheckpointError as e:
-            if self._directory.has(step) or not self._state.is_sharded:
-                # It is of another model, which is reported when it is loaded.
-                return shard
-            raise CheckpointError(
-                f"step {step} is only in memory, saved with a different sharding or model; run once with the previous "
-                "sharding and model to make it durable, or discard it with everstep doctor --clean"
-            ) from e
+    def _as_one(
+        self, step: int, shard: Shard | HealingShard | Resharded, path: str | None
+    ) -> Shard | HealingShard | Resharded:
+        """Returns the checkpoint of the step, for ranks that now have other parts than when it was
+        made: the one that was chosen, or that the branch has made durable of what is in memory."""
+        opened = shard if isinstance(shard, Resharded) else None
+        path = path or self._branch.durable(step)
+        wrong: CheckpointError | None = None
+        if opened is None and path is not None:
+            try:
+                opened = self._state.resharded(path)
+            except OutOfMemory:
+                raise
+            except CheckpointError as e:
+                wrong = e
+        if not node_reader.any_without_whole(opened is None) and opened is not None:
+            return opened
+        if isinstance(shard, Resharded):
+            raise CheckpointError(f"another rank cannot read {path}, which has to be read as a whole")
+        if path is not None or not self._state.is_sharded:
+            # It is of another model, which is reported when it is loaded.
+            return shard
+        raise CheckpointError(
+            f"step {step} is only in memory, saved with a different sharding or model; run once with the previous "
+            "sharding and model to make it durable, or discard it with everstep doctor --clean"
+        ) from wrong

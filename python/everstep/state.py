@@ -453,14 +453,14 @@ class State:
 
     def is_placed_otherwise(self, shard: Shard | HealingShard) -> bool:
         """Returns whether the rank of this number had other parts of the same tensors."""
-        stored = Values(shard)
-        items = self.module_items()
-        if {i.name for i in items} != {
-            n for n in stored.entries if in_module(n) and n.partition(".")[0] in self._modules
-        }:
-            return True
-        found = stored.places()
-        own = places_of(items)
+        stored, items = Values(shard), self.module_items()
+        found, own, saved = stored.places(), places_of(items), stored.layout()
+        names = {n for n in stored.entries if in_module(n) and n.partition(".")[0] in self._modules}
+        if names != {i.name for i in items}:
+            # Stages may have been divided otherwise, unless nothing is divided.
+            same_size = saved is None or saved.world_size == self.layout.world_size
+            divided = self.layout.world_size > 1 and not self.layout.replicated
+            return divided or not same_size or bool(found or own)
         return any(found.get(name) != own.get(name) for name in found.keys() | own.keys() if in_module(name))
 
     def _require_same_parts(self, saved: Mapping[str, Place] | None) -> None:

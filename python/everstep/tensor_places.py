@@ -6,13 +6,13 @@ from __future__ import annotations
 import math
 import sys
 from array import array
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ._internal import CheckpointError, Entry
+from ._internal import CheckpointError, Entry, WantedPart
 from .blob_format import BLOB
 from .damage import reading
 
@@ -39,6 +39,18 @@ class Place:
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     flat: bool = False
+
+    @classmethod
+    def whole(cls, shape: Iterable[int]) -> Place:
+        """Returns the place of a whole tensor."""
+        sizes = tuple(shape)
+        return cls(sizes, (0,) * len(sizes), sizes)
+
+    def wanted(self, name: str, address: int = 0, room: int = 0) -> WantedPart:
+        """Returns this part of a tensor as a reader of the whole takes it, with the memory for it
+        (``room`` bytes at ``address``)."""
+        sizes = [math.prod(self.sizes)] if self.flat else list(self.sizes)
+        return WantedPart(name, list(self.offsets), sizes, self.flat, address, room)
 
     def fits(self) -> bool:
         """Returns whether the part lies within the whole."""

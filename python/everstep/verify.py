@@ -20,7 +20,6 @@ from ._internal import (
     CheckpointError,
     DamagedError,
     Shard,
-    WantedPart,
     WholeCheckpoint,
     open_shard,
     open_shards,
@@ -30,6 +29,7 @@ from .blob_format import BLOB
 from .damage import OutOfMemory, Unavailable, reading
 from .dcp.pieces import TABLE, read_table
 from .dcp.reader import plain
+from .tensor_places import Place
 from .values import Values, objects
 
 Wrong = tuple[int | None, str | None]
@@ -82,7 +82,7 @@ def checkpoint_values(path: str) -> Iterator[Wrong]:
             return
         # Parts of larger tensors must cover them completely.
         tensors = [t for t in whole.tensors() if not t.name.startswith(BLOB) and 0 not in t.shape]
-        whole.plan([WantedPart(t.name, [0] * len(t.shape), t.shape) for t in tensors])
+        whole.plan([Place.whole(t.shape).wanted(t.name) for t in tensors])
 
 
 def good_values(path: str, ranks: list[int], world_size: int) -> Iterator[Wrong]:

@@ -178,11 +178,11 @@ impl PyWholeCheckpoint {
         py.detach(|| unsafe { self.0.read_together(&wanted, &members, me, &window) }).map_err(error)
     }
 
-    /// Returns the first of these tensors of which a rank has other values than the whole, and the
-    /// rank that the whole has them from.
-    fn difference(&self, py: Python<'_>, rank: u32, names: Vec<String>) -> PyResult<Option<(String, u32)>> {
-        let found = py.detach(|| self.0.difference(rank, &names)).map_err(error)?;
-        Ok(found.map(|Difference { name, rank }| (name, rank)))
+    /// Returns those of these tensors of which a rank has other values than the whole, at most
+    /// `most`, each with the rank that the whole has them from.
+    fn differences(&self, py: Python<'_>, rank: u32, names: Vec<String>, most: usize) -> PyResult<Vec<(String, u32)>> {
+        let found = py.detach(|| self.0.differences(rank, &names, most)).map_err(error)?;
+        Ok(found.into_iter().map(|Difference { name, rank }| (name, rank)).collect())
     }
 
     /// Copies tensors of one rank's shard, and reads and verifies only what holds some of them.

@@ -38,16 +38,18 @@ struct Batch<'a> {
     own: &'a Shard,
     pairs: Vec<Pair<'a>>,
     bytes: usize,
+    /// What differs, each tensor once.
+    found: Vec<Difference>,
 }
 
 impl<'a> Batch<'a> {
     /// Adds what a run has, and compares as soon as there is enough. `own` is where it is in the
     /// rank's own shard.
-    fn add(&mut self, name: &'a str, own: u64, run: &Run) -> Result<Option<Difference>, WholeError> {
+    fn add(&mut self, name: &'a str, own: u64, run: &Run) -> Result<(), WholeError> {
         // Replicas have the same tensors at the same places.
         let alike = self.whole.shards().get(run.shard as usize).filter(|_| own == run.at);
         let mut done = 0;
-        while done < run.bytes {
+        while done < run.bytes && !self.has_found(name) {
             let mut left = run.bytes - done;
             if let Some(other) = alike {
                 let chunk = (own + done) / CHUNK;
@@ -62,17 +64,20 @@ impl<'a> Batch<'a> {
             self.pairs.push(Pair { name, own: own + done, other: run.at + done, shard: run.shard, bytes });
             self.bytes += bytes;
             done += bytes as u64;
-            if self.bytes == BATCH
-                && let Some(found) = self.compare()?
-            {
-                return Ok(Some(found));
+            if self.bytes == BATCH {
+                self.compare()?;
             }
         }
-        Ok(None)
+        Ok(())
+    }
+
+    /// Tensors are compared one after the other, so only the last one may have more pairs.
+    fn has_found(&self, name: &str) -> bool {
+        self.found.last().is_some_and(|last| last.name == name)
     }
 
     /// Reads and compares all pairs, and forgets them.
-    fn compare(&mut self) -> Result<Option<Difference>, WholeError> {
+    fn compare(&mut self) -> Result<(), WholeError> {
         let (mut own, mut other) = (vec![0u8; self.bytes], vec![0u8; self.bytes]);
         let (mut here, mut there): (Vec<Target>, BTreeMap<u32, Vec<Target>>) = Default::default();
         let mut at = 0;
@@ -97,11 +102,11 @@ impl<'a> Batch<'a> {
         for pair in std::mem::take(&mut self.pairs) {
             let range = at..at + pair.bytes;
             at = range.end;
-            if own.get(range.clone()) != other.get(range) {
-                return Ok(Some(Difference { name: pair.name.to_owned(), rank: pair.shard }));
+            if own.get(range.clone()) != other.get(range) && !self.has_found(pair.name) {
+                self.found.push(Difference { name: pair.name.to_owned(), rank: pair.shard });
             }
         }
-        Ok(None)
+        Ok(())
     }
 }
 
@@ -120,34 +125,40 @@ fn read(shard: &Shard, targets: &[Target]) -> Result<(), WholeError> {
 }
 
 impl Whole {
-    /// Returns the first of these tensors of which a rank has other values than readers of the
-    /// whole would get. Reads only what other ranks have as well.
+    /// Returns those of these tensors of which a rank has other values than readers of the whole
+    /// would get, in the same order. Reads only what other ranks have as well. Stops once it has
+    /// found `most`: the caller continues after the last one.
     ///
     /// # Errors
     /// When some of it cannot be read or is damaged.
-    pub fn difference(&self, rank: u32, names: &[String]) -> Result<Option<Difference>, WholeError> {
-        let Some(own) = self.shards().get(rank as usize) else { return Ok(None) };
+    pub fn differences(&self, rank: u32, names: &[String], most: usize) -> Result<Vec<Difference>, WholeError> {
+        let Some(own) = self.shards().get(rank as usize) else { return Ok(Vec::new()) };
         let offsets = own.index().offsets();
-        let mut batch = Batch { whole: self, own, pairs: Vec::new(), bytes: 0 };
+        let mut batch = Batch { whole: self, own, pairs: Vec::new(), bytes: 0, found: Vec::new() };
         for name in names {
             let (Some((_, line)), Some(tensor)) = (offsets.get(name.as_str()), self.tensors().get(name)) else {
                 continue;
             };
+            if batch.found.len() >= most {
+                break;
+            }
             let Some(held) = tensor.held_by(rank) else {
-                if line.bytes == 0 {
-                    continue;
+                if line.bytes > 0 {
+                    // It has another shape or type there.
+                    batch.compare()?;
+                    batch.found.push(Difference { name: name.clone(), rank: tensor.first });
                 }
-                // It has another shape or type there.
-                let other = Difference { name: name.clone(), rank: tensor.first };
-                return Ok(batch.compare()?.or(Some(other)));
+                continue;
             };
             let runs = tensor.plan(&held.part).map_err(|e| WholeError::Part(name.clone(), e))?;
             for run in runs.iter().filter(|run| run.shard != rank) {
-                if let Some(found) = batch.add(name, held.at + run.into, run)? {
-                    return Ok(Some(found));
-                }
+                batch.add(name, held.at + run.into, run)?;
             }
         }
-        batch.compare()
+        if batch.found.len() < most {
+            batch.compare()?;
+        }
+        batch.found.truncate(most);
+        Ok(batch.found)
     }
 }
