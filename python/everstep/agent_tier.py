@@ -116,6 +116,10 @@ class AgentTier:
             self._tier, "disk"
         )
 
+    def from_disk(self) -> None:
+        """Records that the chosen step is read from durable storage after all."""
+        self._tier = "durable"
+
     def _open(self, paths: list[str]) -> None:
         self._slots.arena = Arena(paths, *self._identity)
         self._slots.capacity = min(Path(p).stat().st_size for p in paths)

@@ -89,11 +89,12 @@ class Resharded:
         self.rank = here.layout.rank % size
         #: Values that are each rank's own (random numbers) are those of this rank.
         self.exact = self.rank == here.layout.rank
+        divided = {name for name, place in here.places.items() if not place.is_whole}
         #: Tensors that are each rank's own, as the rank has them whose values this one gets.
         self._personal = {
             e.name: e
             for e in open_shard(directory, self.rank).entries()
-            if not (e.name.startswith(BLOB) or self.tensors[e.name].in_parts or e.name in here.places)
+            if not (e.name.startswith(BLOB) or self.tensors[e.name].in_parts or e.name in divided)
             and here.is_personal(e.name)
         }
 

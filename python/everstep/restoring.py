@@ -3,6 +3,8 @@ read."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import warnings
 from typing import Any
 
@@ -15,8 +17,12 @@ from .directory import Directory
 from .disk_tier import DiskTier
 from .durable_offers import DurableOffers
 from .healing import HealingShard
+from .meeting import gathered
 from .resharded import Resharded
 from .state import State
+
+#: What a rank reads its state from.
+_Readable = Shard | HealingShard | Resharded
 
 
 class Restoring:
@@ -55,6 +61,8 @@ class Restoring:
                 self._tier.failed(done)
                 raise
             path = durable.paths[done]
+        if wanted.step is not None:
+            shard, path = self._of_one_branch(done, shard, path, durable)
         self._branch.continue_from(done, path, wanted.step is not None)
         node_reader.begin()
         damage: DamagedError | None = None
@@ -71,11 +79,47 @@ class Restoring:
         self._skip(str(damage.args[0]) if damage else f"another rank cannot read step {done}")
         return None
 
+    def _of_one_branch(
+        self, step: int, shard: _Readable, path: str | None, durable: DurableOffers
+    ) -> tuple[_Readable, str | None]:
+        """Makes all ranks restore the same checkpoint of a step that was named: it may be in memory on
+        some ranks only, and durable on another branch.
+
+        Raises:
+            CheckpointError: when ranks see different checkpoints of the step.
+        """
+        if len(self._sources(step, path)) == 1:
+            return shard, path
+        if path is None:
+            try:
+                shard, path = durable.shard(step), durable.paths[step]
+            except OutOfMemory:
+                raise
+            except CheckpointError:
+                # Reported below, on all ranks.
+                path = None
+            self._tier.from_disk()
+        sources = self._sources(step, path)
+        if len(sources) > 1 or path is None:
+            raise CheckpointError(
+                f"ranks see different checkpoints of step {step} in {self._directory}, of several branches; check that all nodes see the "
+                "same files there, or restore another step"
+            )
+        return shard, path
+
+    def _sources(self, step: int, path: str | None) -> set[int]:
+        """Returns what the ranks restore: a number for the branch that ran last, be it from memory, and
+        one for each other checkpoint. All ranks must call it."""
+        own = path is None or path == self._branch.durable(step)
+        name = b"" if own or path is None else os.path.basename(path).encode(errors="surrogateescape")
+        number = int.from_bytes(hashlib.blake2b(name, digest_size=6).digest(), "big")
+        return {numbers[0] for numbers in gathered([number])}
+
     def _skip(self, wrong: str) -> None:
         self._unreadable.append(wrong)
         warnings.warn(f"everstep: skipping a checkpoint: {wrong}", stacklevel=5)
 
-    def _load(self, step: int, shard: Shard | HealingShard | Resharded, path: str | None) -> dict[str, Any]:
+    def _load(self, step: int, shard: _Readable, path: str | None) -> dict[str, Any]:
         try:
             # Either all ranks read it as one checkpoint, or none: they read together.
             as_one = isinstance(shard, Resharded) or (
@@ -91,9 +135,7 @@ class Restoring:
                 raise CheckpointError(f"{e.args[0]}\n  in {path}") from e
             raise
 
-    def _as_one(
-        self, step: int, shard: Shard | HealingShard | Resharded, path: str | None
-    ) -> Shard | HealingShard | Resharded:
+    def _as_one(self, step: int, shard: _Readable, path: str | None) -> _Readable:
         """Returns the checkpoint of the step, for ranks that now have other parts than when it was
         made: the one that was chosen, or that the branch has made durable of what is in memory."""
         opened = shard if isinstance(shard, Resharded) else None
@@ -109,7 +151,7 @@ class Restoring:
         if not node_reader.any_without_whole(opened is None) and opened is not None:
             return opened
         if isinstance(shard, Resharded):
-            raise CheckpointError(f"another rank cannot read {path}, which has to be read as a whole")
+            raise CheckpointError(f"another rank cannot read step {step} as a whole, or has it only in memory")
         if path is not None or not self._state.is_sharded:
             # It is of another model, which is reported when it is loaded.
             return shard

@@ -453,14 +453,14 @@ class State:
 
     def is_placed_otherwise(self, shard: Shard | HealingShard) -> bool:
         """Returns whether the rank of this number had other parts of the same tensors."""
-        stored, items = Values(shard), self.module_items()
+        items, stored = self.module_items(), Values(shard)
         found, own, saved = stored.places(), places_of(items), stored.layout()
         names = {n for n in stored.entries if in_module(n) and n.partition(".")[0] in self._modules}
         if names != {i.name for i in items}:
             # Stages may have been divided otherwise, unless nothing is divided.
-            same_size = saved is None or saved.world_size == self.layout.world_size
-            divided = self.layout.world_size > 1 and not self.layout.replicated
-            return divided or not same_size or bool(found or own)
+            sizes = {self.layout.world_size, self.layout.world_size if saved is None else saved.world_size}
+            alike = self.layout.replicated and saved is not None and saved.replicated
+            return len(sizes) > 1 or (sizes != {1} and not alike) or bool(found or own)
         return any(found.get(name) != own.get(name) for name in found.keys() | own.keys() if in_module(name))
 
     def _require_same_parts(self, saved: Mapping[str, Place] | None) -> None:

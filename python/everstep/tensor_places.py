@@ -52,6 +52,11 @@ class Place:
         sizes = [math.prod(self.sizes)] if self.flat else list(self.sizes)
         return WantedPart(name, list(self.offsets), sizes, self.flat, address, room)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of the tensor, in its own shape."""
+        return self.sizes == self.shape and not self.flat
+
     def fits(self) -> bool:
         """Returns whether the part lies within the whole."""
         if self.flat:

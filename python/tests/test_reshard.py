@@ -193,6 +193,7 @@ def test_any_layout_to_any_other(tmp_path):
             ("tp:2", "pp:3"),
             ("ddp:2", "fsdp2+tp:2x2"),
             ("pp+ddp:2x2", "plain:1"),
+            ("pp:2", "ddp:2"),
         )
     ]
     line = [sys.executable, str(root / "figures/scripts/reshard_ranks.py"), json.dumps(pairs), str(tmp_path)]
