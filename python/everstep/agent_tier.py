@@ -116,10 +116,6 @@ class AgentTier:
             self._tier, "disk"
         )
 
-    def from_disk(self) -> None:
-        """Records that the chosen step is read from durable storage after all."""
-        self._tier = "durable"
-
     def _open(self, paths: list[str]) -> None:
         self._slots.arena = Arena(paths, *self._identity)
         self._slots.capacity = min(Path(p).stat().st_size for p in paths)
@@ -142,6 +138,10 @@ class AgentTier:
         if found is None:
             return None
         step, self._tier = found.step, found.tier
+        if durable.of_other_branch:
+            # The step was chosen by its number, and some ranks may have only the durable one.
+            self._tier = "durable"
+            return step, None
         if found.path is not None:
             # The agent may have replaced the slots.
             self._slots.arena = None

@@ -54,15 +54,16 @@ class Branch:
         again = asked_before(self._directory, self._directory.mark(), restarted) == step
         return Wanted(since=step) if again else Wanted(step)
 
-    def rows(self, wanted: Wanted) -> list[ListedCheckpoint]:
+    def rows(self, wanted: Wanted) -> tuple[list[ListedCheckpoint], bool]:
         """Lists what may be restored, the newest first: the branch that ran last; or the wanted
-        step, from that branch if it has it."""
+        step, from that branch if it has it. Returns also whether another branch has it."""
         line = [r for r in list_line(self._directory) if wanted.allows(r.step)]
         if wanted.step is None:
-            return line
-        return [r for r in line if r.wrong is None] or [
-            r for r in list_checkpoints(self._directory) if r.step == wanted.step
-        ]
+            return line, False
+        if own := [r for r in line if r.wrong is None]:
+            return own, False
+        rows = [r for r in list_checkpoints(self._directory) if r.step == wanted.step]
+        return rows, any(r.wrong is None for r in rows)
 
     def durable(self, step: int) -> str | None:
         """Returns the path of a step that is in memory, if it is durable, too. Other branches have

@@ -77,9 +77,6 @@ class DiskTier:
         """Returns where the chosen step comes from, for users."""
         return "disk"
 
-    def from_disk(self) -> None:
-        """Does nothing: every step is."""
-
     def _common(self, steps: list[int], found: bool) -> int | None:
         every = gathered([int(found), *steps])
         self.some_rank_found = any(found for found, *_ in every)

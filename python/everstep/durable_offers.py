@@ -28,15 +28,26 @@ class DurableOffers:
     """
 
     def __init__(
-        self, state: State, rows: list[ListedCheckpoint], damaged: Set[int], skip: Callable[[str], None]
+        self,
+        state: State,
+        rows: list[ListedCheckpoint],
+        damaged: Set[int],
+        skip: Callable[[str], None],
+        *,
+        of_other_branch: bool = False,
     ) -> None:
         #: The directory has checkpoints, readable or not.
         self.found = bool(rows)
+        #: They are those of a step that was named, of branches that training is not on.
+        self.of_other_branch = of_other_branch
         #: Path of each checkpoint that was opened, by step.
         self.paths: dict[int, str] = {}
         self._state, self._skip = state, skip
         self._opened: dict[int, Shard | Resharded] = {}
         self._left = [row for row in self._complete_first(rows) if row.step not in damaged]
+        if of_other_branch:
+            # What another rank cannot read of the first one must not come from the next one.
+            self._left = [row for row in self._left if row.wrong is None][:1]
 
     def newest(self) -> list[int]:
         """Returns the newest steps whose headers are valid."""

@@ -44,7 +44,8 @@ class Restoring:
     def _newest(self, wanted: Wanted) -> int | None:
         """Makes one attempt. Returns the step, 0 for a fresh start; ``None`` if an older one has to
         be tried."""
-        durable = DurableOffers(self._state, self._branch.rows(wanted), self._damaged, self._skip)
+        rows, elsewhere = self._branch.rows(wanted)
+        durable = DurableOffers(self._state, rows, self._damaged, self._skip, of_other_branch=elsewhere)
         found = self._tier.choose(durable, wanted)
         if found is None or not wanted.allows(found[0]):
             self._branch.refuse_silent_restart(self._unreadable, self._tier.some_rank_found, wanted)
@@ -62,7 +63,7 @@ class Restoring:
                 raise
             path = durable.paths[done]
         if wanted.step is not None:
-            shard, path = self._of_one_branch(done, shard, path, durable)
+            self._require_one_branch(done, path)
         self._branch.continue_from(done, path, wanted.step is not None)
         node_reader.begin()
         damage: DamagedError | None = None
@@ -79,41 +80,21 @@ class Restoring:
         self._skip(str(damage.args[0]) if damage else f"another rank cannot read step {done}")
         return None
 
-    def _of_one_branch(
-        self, step: int, shard: _Readable, path: str | None, durable: DurableOffers
-    ) -> tuple[_Readable, str | None]:
-        """Makes all ranks restore the same checkpoint of a step that was named: it may be in memory on
-        some ranks only, and durable on another branch.
+    def _require_one_branch(self, step: int, path: str | None) -> None:
+        """Checks that all ranks restore the same checkpoint of a step that was named: one may be
+        published while they look for it. All ranks must call it.
 
         Raises:
-            CheckpointError: when ranks see different checkpoints of the step.
+            CheckpointError: when they restore those of several branches.
         """
-        if len(self._sources(step, path)) == 1:
-            return shard, path
-        if path is None:
-            try:
-                shard, path = durable.shard(step), durable.paths[step]
-            except OutOfMemory:
-                raise
-            except CheckpointError:
-                # Reported below, on all ranks.
-                path = None
-            self._tier.from_disk()
-        sources = self._sources(step, path)
-        if len(sources) > 1 or path is None:
-            raise CheckpointError(
-                f"ranks see different checkpoints of step {step} in {self._directory}, of several branches; check that all nodes see the "
-                "same files there, or restore another step"
-            )
-        return shard, path
-
-    def _sources(self, step: int, path: str | None) -> set[int]:
-        """Returns what the ranks restore: a number for the branch that ran last, be it from memory, and
-        one for each other checkpoint. All ranks must call it."""
         own = path is None or path == self._branch.durable(step)
-        name = b"" if own or path is None else os.path.basename(path).encode(errors="surrogateescape")
+        name = b"" if own or path is None else os.fsencode(os.path.basename(path))
         number = int.from_bytes(hashlib.blake2b(name, digest_size=6).digest(), "big")
-        return {numbers[0] for numbers in gathered([number])}
+        if len({numbers[0] for numbers in gathered([number])}) > 1:
+            raise CheckpointError(
+                f"ranks find different checkpoints of step {step} in {self._directory}; check that all nodes see the same files "
+                "there, and start again"
+            )
 
     def _skip(self, wrong: str) -> None:
         self._unreadable.append(wrong)
