@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +40,7 @@ def _under_everstep(home: Path, *arguments: str) -> list[dict[str, Any]]:
 
 def _alone(*arguments: str, timeout: float = 300) -> list[dict[str, Any]] | None:
     """Runs two ranks without a launcher. Returns ``None`` if they fail."""
-    ended = run_ranks([sys.executable, SCRIPT, *arguments], 2, timeout=timeout, cwd=ROOT, OMP_NUM_THREADS="1")
+    ended = run_ranks([SCRIPT, *arguments], 2, timeout=timeout, cwd=ROOT, warm=False, OMP_NUM_THREADS="1")
     return _lines(ended[0].out) if all(r.code == 0 for r in ended) else None
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import subprocess
-import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.cluster import free_port
+from harness.warm_python import Start, WarmPython, run_cold
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,11 @@ class Ended:
     err: str
 
 
-def run_ranks(line: Sequence[str], size: int, timeout: float = 120, cwd: Path | None = None, **env: str) -> list[Ended]:
-    """Runs ``line`` as ``size`` ranks until all have ended. None is left when this returns.
+def run_ranks(
+    line: Sequence[str], size: int, timeout: float = 120, cwd: Path | None = None, *, warm: bool = True, **env: str
+) -> list[Ended]:
+    """Runs a script with its arguments as ``size`` ranks until all have ended. None is left when this
+    returns. ``warm`` ones are forked from a process that has imported torch.
 
     Raises:
         subprocess.TimeoutExpired: if one has not ended after ``timeout`` seconds.
@@ -35,22 +39,22 @@ def run_ranks(line: Sequence[str], size: int, timeout: float = 120, cwd: Path | 
         "GLOO_SOCKET_IFNAME": "lo",
         **env,
     }
-    ranks = [
-        subprocess.Popen(
-            line,
-            cwd=cwd,
-            env={**common, "RANK": str(r), "LOCAL_RANK": str(r)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for r in range(size)
-    ]
-    try:
-        return [Ended(r.returncode, out, err) for r in ranks for out, err in [r.communicate(timeout=timeout)]]
-    finally:
-        for r in ranks:
-            r.kill()
+    envs = [{**common, "RANK": str(r), "LOCAL_RANK": str(r)} for r in range(size)]
+    with tempfile.TemporaryDirectory() as scratch:
+        streams = [(f"{scratch}/{r}.out", f"{scratch}/{r}.err") for r in range(size)]
+        starts = [Start(line, e, str(cwd or Path.cwd()), *s) for e, s in zip(envs, streams, strict=True)]
+        codes = _warm_python().run(starts, timeout) if warm else run_cold(starts, timeout)
+        return [Ended(code, *(Path(s).read_text() for s in pair)) for code, pair in zip(codes, streams, strict=True)]
+
+
+@functools.cache
+def _warm_python() -> WarmPython:
+    return WarmPython()
+
+
+def spent() -> float:
+    """Returns the processor time of all ranks, in seconds, and of what they are forked from."""
+    return _warm_python().spent if _warm_python.cache_info().currsize else 0.0
 
 
 _BEGIN = """
@@ -83,7 +87,7 @@ def run_phase(directory: Path, script: str, phase: str, size: int, *, fails: boo
     """
     path = directory / "train.py"
     path.write_text(_BEGIN + script + _END)
-    ended = run_ranks([sys.executable, str(path), str(directory / "out"), phase], size)
+    ended = run_ranks([str(path), str(directory / "out"), phase], size)
     errors = "\n".join(r.err for r in ended)
     assert all((r.code != 0) is fails for r in ended), errors[-3000:]
     return errors

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from processor_time import Measuring, Showing
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
-from harness.live import LOOP, Job  # noqa: E402  # found through the line above
+from processor_time import Measuring, Showing  # noqa: E402  # found through the line above
+
+from harness.live import LOOP, Job  # noqa: E402
 
 #: Each test starts processes, and most of them use little of torch.
 os.environ["PYTHONPATH"] = os.pathsep.join(

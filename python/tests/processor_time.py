@@ -10,14 +10,16 @@ from collections.abc import Generator
 
 import pytest
 
-#: Number of tests that are shown.
+from harness import ranks
+
+#: Number of tests, and of files, that are shown.
 SHOWN = 15
 _PROPERTY = "processor-seconds"
 
 
 def _spent() -> float:
-    """Returns the processor time of this process and its ended children, in seconds."""
-    return sum(os.times()[:4])
+    """Returns the processor time of this process, its ended children and warm ranks, in seconds."""
+    return sum(os.times()[:4]) + ranks.spent()
 
 
 class Measuring:
@@ -51,4 +53,10 @@ class Showing:
         most = sorted(self._spent.items(), key=lambda item: item[1], reverse=True)
         for name, seconds in most[:SHOWN]:
             terminalreporter.write_line(f"{seconds:.1f} s {name}")
+        files: dict[str, float] = {}
+        for name, seconds in most:
+            file = name.partition("::")[0]
+            files[file] = files.get(file, 0.0) + seconds
+        for name, seconds in sorted(files.items(), key=lambda item: item[1], reverse=True)[:SHOWN]:
+            terminalreporter.write_line(f"{seconds:.0f} s {name}")
         terminalreporter.write_line(f"{sum(self._spent.values()):.0f} s all {len(self._spent)} tests")

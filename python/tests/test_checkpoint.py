@@ -444,7 +444,7 @@ def test_without_an_agent_all_ranks_make_the_same_steps_durable(tmp_path):
     """Clocks differ, and a rank that wrote alone would wait for the others forever."""
     script = tmp_path / "skewed.py"
     script.write_text(_SKEWED)
-    ended = run_ranks([sys.executable, str(script), str(tmp_path / "out")], 2, timeout=100)
+    ended = run_ranks([str(script), str(tmp_path / "out")], 2, timeout=100)
     assert [r.code for r in ended] == [0, 0], ended
     steps = [r.step for r in list_checkpoints(tmp_path / "out") if r.wrong is None and r.world_size == 2]
     # 200 steps of at least 5 ms, one for each 0.2 s, and the last.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 
 import pytest
 
@@ -45,7 +44,7 @@ def ranks(tmp_path, script, everstep):
         if agent:
             ended = everstep("run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "0", path, *arguments)
             return ended.returncode == 0, ended.stdout, ended.stderr
-        ended = run_ranks([sys.executable, path, *arguments], 2, timeout=100)
+        ended = run_ranks([path, *arguments], 2, timeout=100)
         return all(r.code == 0 for r in ended), "".join(r.out for r in ended), "".join(r.err for r in ended)
 
     return run

@@ -143,7 +143,7 @@ dist.destroy_process_group()
 def test_optimizer_state_of_all_pipeline_stages_is_exported(tmp_path):
 
     (tmp_path / "train.py").write_text(_STAGE)
-    ended = run_ranks([sys.executable, str(tmp_path / "train.py"), str(tmp_path / "out")], 2)
+    ended = run_ranks([str(tmp_path / "train.py"), str(tmp_path / "out")], 2)
     assert [r.code for r in ended] == [0, 0], ended[0].err + ended[1].err
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -261,7 +261,7 @@ os._exit(0)  # See test_reshard.py.
 def _ranks(tmp_path: Path, size: int, *arguments: str) -> None:
     script = tmp_path / "sharded.py"
     script.write_text(_SHARDED)
-    ended = run_ranks([sys.executable, str(script), *arguments], size)
+    ended = run_ranks([str(script), *arguments], size)
     assert [r.code for r in ended] == [0] * size, "\n".join(r.err for r in ended)[-3000:]
 
 
@@ -363,7 +363,7 @@ for i in range(1, 4):
 def test_a_new_writer_for_each_save_numbers_them_alike_on_all_ranks(tmp_path):
     script = tmp_path / "anew.py"
     script.write_text(_NEW_WRITER_EACH_TIME)
-    ended = run_ranks([sys.executable, str(script), str(tmp_path / "out")], 2)
+    ended = run_ranks([str(script), str(tmp_path / "out")], 2)
     assert [r.code for r in ended] == [0, 0], "\n".join(r.err for r in ended)[-3000:]
     for step in (1, 2, 3):
         back = {f"w{r}": torch.zeros(9) for r in range(2)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -60,7 +59,7 @@ def error(path, **options):
 
 def _ranks(tmp_path: Path, script: str) -> list[str]:
     (tmp_path / "script.py").write_text(_BEGIN + script + "\ndist.barrier()\nos._exit(0)  # See test_reshard.py.\n")
-    ended = run_ranks([sys.executable, str(tmp_path / "script.py"), str(tmp_path / "out")], 2)
+    ended = run_ranks([str(tmp_path / "script.py"), str(tmp_path / "out")], 2)
     assert [r.code for r in ended] == [0, 0], "\n".join(r.err for r in ended)[-3000:]
     return [r.err for r in ended]
 

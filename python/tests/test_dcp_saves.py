@@ -255,7 +255,7 @@ def error(save, *args, **options):
 
 def _ranks(tmp_path: Path, size: int, script: str) -> None:
     (tmp_path / "script.py").write_text(_BEGIN + script + "\ndist.barrier()\nos._exit(0)  # See test_reshard.py.\n")
-    ended = run_ranks([sys.executable, str(tmp_path / "script.py"), str(tmp_path / "out")], size)
+    ended = run_ranks([str(tmp_path / "script.py"), str(tmp_path / "out")], size)
     assert [r.code for r in ended] == [0] * size, "\n".join(r.err for r in ended)[-3000:]
 
 

@@ -91,7 +91,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize("wrapped", ["ddp", "plain"])
 def test_state_that_differs_between_ranks_is_named_when_that_of_one_is_taken(tmp_path, wrapped):
     (tmp_path / "train.py").write_text(_EACH)
-    ended = run_ranks([sys.executable, str(tmp_path / "train.py"), str(tmp_path / "out"), wrapped], 2)
+    ended = run_ranks([str(tmp_path / "train.py"), str(tmp_path / "out"), wrapped], 2)
     assert [r.code for r in ended] == [0, 0], ended[0].err + ended[1].err
     with pytest.warns(UserWarning, match="exporting rank 0's") as found:
         state = convert.load(tmp_path / "out")

@@ -89,9 +89,9 @@ def test_a_job_goes_on_from_a_store_with_other_ranks(store, tmp_path):
     """Saved by two ranks of FSDP2 and read by three, and by one: training gives the same result."""
     script = tmp_path / "train.py"
     script.write_text(_TRAIN)
-    line = [sys.executable, str(script), URL]
+    line = [str(script), URL]
     assert [r.code for r in run_ranks([*line, "4", "--sharded"], 2)] == [0, 0]
-    whole = run_ranks([sys.executable, str(script), str(tmp_path / "whole"), "8", "--sharded"], 2)
+    whole = run_ranks([str(script), str(tmp_path / "whole"), "8", "--sharded"], 2)
     more = run_ranks([*line, "8", "--sharded"], 3)
     assert [r.code for r in more] == [0, 0, 0], more
     (first, loss), (_, right) = _said(more[0].out), _said(whole[0].out)

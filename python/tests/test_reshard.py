@@ -73,7 +73,7 @@ os._exit(0)
 def _run(tmp_path: Path, out: str, size: int, total: int, layout: str = "fsdp2") -> dict[str, object]:
     script, log = tmp_path / "train.py", tmp_path / "log.json"
     script.write_text(_SCRIPT)
-    ended = run_ranks([sys.executable, str(script), str(tmp_path / out), str(total), layout, str(log)], size)
+    ended = run_ranks([str(script), str(tmp_path / out), str(total), layout, str(log)], size)
     assert [r.code for r in ended] == [0] * size, "\n".join(r.err for r in ended)[-3000:]
     return json.loads(log.read_text())
 
@@ -112,9 +112,7 @@ def test_ranks_with_states_of_their_own_are_not_mixed(tmp_path):
     )
 
     def run(size: int) -> list[tuple[int, str]]:
-        return [
-            (r.code, r.err) for r in run_ranks([sys.executable, str(script), str(tmp_path / "out")], size, timeout=100)
-        ]
+        return [(r.code, r.err) for r in run_ranks([str(script), str(tmp_path / "out")], size, timeout=100)]
 
     assert [code for code, _ in run(2)] == [0, 0]
     ((code, error),) = run(1)
