@@ -46,6 +46,13 @@ def wait(what: Callable[[], Any], seconds: float = 90) -> Any:
     raise AssertionError(f"not within {seconds} s")
 
 
+def workers(env: dict[str, str]) -> list[dict[str, Any]]:
+    """Returns the workers of the only job in an environment, as ``everstep status`` describes them."""
+    line = [str(EVERSTEP), "status", "--json"]
+    said = subprocess.run(line, env=env, capture_output=True, text=True, timeout=30, check=False).stdout
+    return list(json.loads(said)["jobs"][0]["workers"])
+
+
 class Job:
     """A running job with two workers."""
 
@@ -80,5 +87,4 @@ class Job:
         return dict(self.wait(over))
 
     def pid(self, rank: int) -> int:
-        workers = json.loads(self.ask("status", "--json").stdout)["jobs"][0]["workers"]
-        return int(next(w["pid"] for w in workers if w["rank"] == rank))
+        return int(next(w["pid"] for w in workers(self.env) if w["rank"] == rank))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
 
 from harness.cluster import cluster
+from harness.live import wait, workers
 
 LOOP = """
 import os, sys, time, torch
@@ -38,7 +38,7 @@ def test_a_stop_says_so_and_offers_no_diagnosis(env, script, tmp_path):
 
     line = [EVERSTEP, "run", "--standalone", "--name", "stopped", script(LOOP), "100000"]
     run = subprocess.Popen(line, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    time.sleep(6)
+    wait(lambda: any(w["step"] for w in workers(env)))
     run.send_signal(signal.SIGINT)
     _, said = run.communicate(timeout=60)
     assert run.returncode == 130

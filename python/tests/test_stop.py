@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import EVERSTEP
 
+from harness.live import wait, workers
+
 _ONE_WAITS = """
 import os, time, torch, everstep
-open(os.environ["RANK"], "w").close()
+if os.environ["RANK"] == "1": open("1", "w").close()
 if os.environ["RANK"] == "1": time.sleep(600)
 ckpt = everstep.CheckpointManager("out", model=torch.nn.Linear(2, 2))
 for step in ckpt.steps(10): pass
@@ -36,10 +37,8 @@ def test_a_rank_that_waits_to_restore_for_one_that_has_ended_does_not_delay_the_
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
     try:
-        while run.poll() is None and not ((tmp_path / "0").exists() and (tmp_path / "1").exists()):
-            time.sleep(0.05)
-        # Rank 0 waits in restore() by then, with its own handler of SIGTERM.
-        time.sleep(2)
+        # Rank 0 has its own handler of SIGTERM by then.
+        wait(lambda: (tmp_path / "1").exists() and any(w["doing"] == "section restore" for w in workers(env)))
         run.send_signal(number)
         _, said = run.communicate(timeout=120)
         assert run.returncode == 128 + number, said
@@ -52,10 +51,11 @@ import os, signal, time, torch, everstep
 def ask(*_):
     everstep.report_error(RuntimeError("low on memory"))
     print("asked", flush=True)
+    open("asked", "w").close()
 signal.signal(signal.SIGALRM, ask)
 ckpt = everstep.CheckpointManager("out", model=torch.nn.Linear(2, 2))
-if os.environ["RANK"] == "0": signal.setitimer(signal.ITIMER_REAL, 2)
-else: time.sleep(5)
+if os.environ["RANK"] == "0": signal.setitimer(signal.ITIMER_REAL, 1)
+while os.environ["RANK"] == "1" and not os.path.exists("asked"): time.sleep(0.05)
 for step in ckpt.steps(2): print("step", step, flush=True)
 """
 
@@ -71,7 +71,7 @@ def test_a_signal_handler_may_ask_the_agent_while_its_rank_waits_for_it(
 _SAVES = """
 import os, pathlib, signal, sys, time
 def save(*_):
-    time.sleep(2)
+    time.sleep(0.5)
     pathlib.Path("saved").write_text("all of it")
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
@@ -102,12 +102,9 @@ def test_a_scheduler_may_signal_all_processes_of_a_job(
     line = [EVERSTEP, "run", "--standalone", "--name", name, script(_SAVES)]
     run = subprocess.Popen(line, env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     try:
-        while run.poll() is None and not (tmp_path / "ready").exists():
-            time.sleep(0.05)
-        time.sleep(1)
-        processes = _of_job(name)
-        assert len(processes) >= 4, "the agent, its guard, the coordinator and the worker"
-        for process in processes:
+        # The agent, its guard, the coordinator and the worker.
+        wait(lambda: (tmp_path / "ready").exists() and len(_of_job(name)) >= 4)
+        for process in _of_job(name):
             os.kill(process, signal.SIGTERM)
         _, said = run.communicate(timeout=120)
         assert run.returncode == 143, said
