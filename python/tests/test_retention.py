@@ -242,6 +242,20 @@ ckpt.close()
 """
 
 
+def test_what_cannot_be_deleted_is_named_and_the_others_go(tmp_path):
+    out = tmp_path / "out"
+    assert train(out, 8, keep=8) == 0
+    half = (out / "step-1").rename(out / "step-1.gone-0123456789abcdef")
+    # Root may delete anything, except a directory as if it were a file.
+    shard = half / json.loads((half / "manifest.json").read_text())["shards"][0]["file"]
+    shard.unlink()
+    (shard / "mine").mkdir(parents=True)
+    pruned = _command("prune", str(out), "--keep", "2")
+    assert pruned.returncode == 1 and pruned.stdout.split() == ["2", "3", "4", "5", "6"], pruned
+    assert f"could not be deleted: {half.name}: " in pruned.stderr and (shard / "mine").is_dir(), pruned.stderr
+    assert set(_steps_of_everstep(out)) == {half.name, "step-7", "step-8"}
+
+
 def test_a_restart_that_asks_for_a_step_for_the_first_time_goes_back_to_it(tmp_path, everstep, script):
     done = everstep("run", "--standalone", "--max-restarts", "3", script(BACK_LATER), str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr

@@ -21,6 +21,7 @@ pub use disk::faults;
 pub use entries::mark_in;
 pub use identity::RUN_FILE;
 pub use ownership::{Claim, ClaimError, Claimant};
+pub use prune::NotAllGone;
 
 use crate::arena::Slot;
 use crate::direct_io::Throttle;

@@ -22,11 +22,31 @@ use rustix::fs::FileType;
 use std::io;
 use std::path::Path;
 
+/// Some entries could not be deleted. All others were.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", in_words(failed))]
+pub struct NotAllGone {
+    /// What was deleted.
+    pub done: Pruned,
+    /// Names of what was not, and why.
+    pub failed: Vec<(String, io::Error)>,
+}
+
+/// Number of entries that [`NotAllGone`] names.
+const NAMED_MAX: usize = 3;
+
+fn in_words(failed: &[(String, io::Error)]) -> String {
+    let named: Vec<String> = failed.iter().take(NAMED_MAX).map(|(name, why)| format!("{name}: {why}")).collect();
+    let more = failed.len().saturating_sub(NAMED_MAX);
+    named.join("; ") + &if more > 0 { format!("; and {more} more") } else { String::new() }
+}
+
 /// Deletes published checkpoints that `policy` does not keep, and what turns before that of `mark`
 /// left unpublished, as long as the directory is `unchanged`. With `dry_run` only says so.
 ///
 /// # Errors
-/// Those of the file system. What could not be read is left alone.
+/// Those of the file system; [`NotAllGone`] if some entries could not be deleted. What could not be
+/// read is left alone.
 pub(super) fn prune(directory: &Path, what: &CleanUp<'_>, unchanged: Unchanged<'_>) -> io::Result<Pruned> {
     let CleanUp { policy, run, before, record, dry_run } = *what;
     let all = entries::scan(directory, Some(run))?;
@@ -42,6 +62,7 @@ pub(super) fn prune(directory: &Path, what: &CleanUp<'_>, unchanged: Unchanged<'
         .collect();
     let candidates: Vec<Candidate> = own.iter().map(|(_, m)| candidate(m, run)).collect();
     let mut done = Pruned { foreign: foreign(&all), ..Pruned::default() };
+    let mut failed = Vec::new();
     let kept = |m: &Manifest| m.writer.is_some_and(|w| w.run == run) && m.lineage.is_some();
     let unread = all.iter().any(|e| match &e.what {
         What::Damaged { .. } => true,
@@ -52,32 +73,58 @@ pub(super) fn prune(directory: &Path, what: &CleanUp<'_>, unchanged: Unchanged<'
         if !dry_run {
             // During the deletions, training may have gone back to a checkpoint that comes next.
             if !unchanged()? {
-                return Ok(done);
+                return all_gone(done, failed);
             }
-            if !delete(&at, &entry.name, manifest)? {
-                continue;
+            match delete(&at, &entry.name, manifest) {
+                Ok(true) => {}
+                Ok(false) => continue,
+                // The next ones can still go.
+                Err(e) => {
+                    failed.push((entry.name.clone(), e));
+                    continue;
+                }
             }
         }
         done.gone.push((manifest.step, entry.name.clone()));
     }
     for entry in &all {
-        match &entry.what {
+        let going = match &entry.what {
             What::Unpublished(mark) if mark.turn() < before => {
-                if !dry_run {
-                    discard(&at, &entry.name, mark)?;
+                if dry_run {
+                    Ok(true)
+                } else {
+                    discard(&at, &entry.name, mark).map(|()| true)
                 }
             }
             What::Deleting(manifest) => {
-                if !dry_run {
-                    let Some(inside) = absent(same(&at, &entry.name, manifest))?.flatten() else { continue };
-                    empty(&at, &entry.name, &inside, manifest)?;
+                if dry_run {
+                    Ok(true)
+                } else {
+                    finish(&at, &entry.name, manifest)
                 }
             }
             _ => continue,
+        };
+        match going {
+            Ok(true) => done.leftovers.push(entry.name.clone()),
+            Ok(false) => {}
+            Err(e) => failed.push((entry.name.clone(), e)),
         }
-        done.leftovers.push(entry.name.clone());
     }
-    Ok(done)
+    all_gone(done, failed)
+}
+
+fn all_gone(done: Pruned, failed: Vec<(String, io::Error)>) -> io::Result<Pruned> {
+    match failed.first() {
+        None => Ok(done),
+        Some((_, first)) => Err(io::Error::new(first.kind(), NotAllGone { done, failed })),
+    }
+}
+
+/// Ends a deletion that was begun. False if it was ended by others.
+fn finish(at: &Opened, name: &str, manifest: &Manifest) -> io::Result<bool> {
+    let Some(inside) = absent(same(at, name, manifest))?.flatten() else { return Ok(false) };
+    empty(at, name, &inside, manifest).map(|()| true)
 }
 
 /// What is left alone for good, with the reason.
@@ -249,6 +296,28 @@ mod tests {
             assert!(other.join(file).exists(), "{file} is gone");
         }
         assert!(names.iter().all(|n| n.is_symlink()), "each is left as it was put there");
+    }
+
+    #[test]
+    fn an_entry_that_cannot_be_deleted_is_named_and_the_others_go() {
+        let out = tempfile::tempdir().unwrap();
+        for step in 1..6 {
+            planted(&out.path().join(format!("step-{step}")), step, &["rank-0.safetensors"]);
+        }
+        // A directory by the name of a shard: it cannot be unlinked.
+        for step in [1, 2] {
+            let half = out.path().join(format!("step-{}.gone-0123456789abcde{step}", 10 + step));
+            planted(&half, 10 + step, &["rank-0.safetensors"]);
+            fs::remove_file(half.join("rank-0.safetensors")).unwrap();
+            fs::create_dir_all(half.join("rank-0.safetensors/mine")).unwrap();
+        }
+        let policy = Policy { last: 1, every: None, epochs: false, abandoned: false };
+        let what = CleanUp { policy, run: RUN, before: (2, 0), record: None, dry_run: false };
+        let error = prune(out.path(), &what, &|| Ok(true)).unwrap_err();
+        let NotAllGone { done, failed } = error.get_ref().unwrap().downcast_ref().unwrap();
+        assert_eq!(failed.len(), 2, "{failed:?}");
+        assert!(error.to_string().contains("step-11.gone-0123456789abcde1: "), "{error}");
+        assert_eq!(done.gone.len(), 3, "{done:?}");
     }
 
     #[test]

@@ -138,6 +138,9 @@ pub struct PersistQueue {
     /// Also in the order of steps: a worker that waits for one step takes the earlier ones to be
     /// durable.
     publications: Line,
+    /// Why older checkpoints could not be deleted, as it was printed last. It is tried again after
+    /// each publication.
+    undeleted: Arc<Mutex<String>>,
 }
 
 impl PersistQueue {
@@ -192,16 +195,21 @@ impl PersistQueue {
     /// Makes a completely written step visible, and deletes checkpoints that `keep` does not cover.
     pub fn publish(&mut self, written: WrittenStep, inbox: &mpsc::UnboundedSender<Input>) {
         let WrittenStep { generation, captured, step, mark, directory, shards, target, keep } = written;
-        let inbox = inbox.clone();
+        let (inbox, undeleted) = (inbox.clone(), self.undeleted.clone());
         self.publications.give(move || {
             let path = from_text(&directory);
             let result = persist::publish(&path, &mark, step.0, &shards, target)
                 .map(|to| say_where(&to, step))
                 .map_err(|source| PublishError { step, directory: path.clone(), source });
             // A published step is durable, even if older ones cannot be deleted.
-            if let Err(e) = result.as_ref().map_or(Ok(()), |()| persist::prune(&path, keep, &mark).map(drop)) {
-                crate::say!("older checkpoints in {} could not be deleted: {e}", path.display());
+            let pruned = result.as_ref().map_or(Ok(()), |()| persist::prune(&path, keep, &mark).map(drop));
+            let why = pruned.map_or_else(|e| e.to_string(), |()| String::new());
+            let mut said = undeleted.lock().unwrap_or_else(PoisonError::into_inner);
+            if *said != why && !why.is_empty() {
+                crate::say!("older checkpoints in {} could not be deleted: {why}", path.display());
             }
+            *said = why;
+            drop(said);
             // Numbers of an earlier generation say nothing of what this one has made durable.
             if captured == generation {
                 let _ = inbox.send(Input::Published(generation, step, result));

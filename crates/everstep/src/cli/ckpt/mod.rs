@@ -8,7 +8,7 @@ mod verify;
 use super::{Failure, print_json};
 use clap::{Args, Subcommand};
 use everstep_checkpoint::objects::is_url;
-use everstep_checkpoint::persist::{self, Foreign};
+use everstep_checkpoint::persist::{self, Foreign, NotAllGone};
 use everstep_checkpoint::retain::Policy;
 use everstep_wire::output::{CheckpointList, CheckpointRow, FIRST};
 use inventory::Inventory;
@@ -142,7 +142,6 @@ fn list(target: Option<&str>, as_json: bool) -> Result<i32, Failure> {
 }
 
 fn prune(directory: &Path, policy: Policy, dry_run: bool) -> Result<i32, Failure> {
-    let trouble = |e: std::io::Error| Failure::config(format!("cannot prune {}: {e}", directory.display()));
     if !directory.is_dir() && !is_url(directory) {
         let what = instead_of_directory(directory).unwrap_or_else(|| "is not a directory".into());
         return Err(Failure::config(format!(
@@ -150,8 +149,15 @@ fn prune(directory: &Path, policy: Policy, dry_run: bool) -> Result<i32, Failure
             directory.display()
         )));
     }
-    let done = persist::prune_outside(directory, policy, dry_run).map_err(trouble)?;
-    if done.gone.is_empty() && done.leftovers.is_empty() {
+    let result = persist::prune_outside(directory, policy, dry_run);
+    let (done, failed) = match &result {
+        Ok(done) => (done, [].as_slice()),
+        Err(e) => match e.get_ref().and_then(|e| e.downcast_ref()) {
+            Some(NotAllGone { done, failed }) => (done, failed.as_slice()),
+            None => return Err(Failure::config(format!("cannot prune {}: {e}", directory.display()))),
+        },
+    };
+    if failed.is_empty() && done.gone.is_empty() && done.leftovers.is_empty() {
         eprintln!("nothing to remove (the newest two checkpoints of the current branch are always kept)");
     }
     for (step, name) in &done.gone {
@@ -164,7 +170,10 @@ fn prune(directory: &Path, policy: Policy, dry_run: bool) -> Result<i32, Failure
     for Foreign { name, why, .. } in &done.foreign {
         eprintln!("left alone: {name}: {why}");
     }
-    Ok(0)
+    for (name, why) in failed {
+        eprintln!("could not be deleted: {name}: {why}");
+    }
+    Ok(i32::from(!failed.is_empty()))
 }
 
 /// Formats a size for display: at most three digits before the point, and a unit.
