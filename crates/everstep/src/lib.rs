@@ -2,6 +2,7 @@
 //! that the fuzz targets in `fuzz/` reach them; everything else is in `main.rs`.
 
 pub mod detect;
+pub mod user_file;
 
 /// The process-group store without its sockets: torch's TCPStore protocol over any stream.
 pub mod pgstore {

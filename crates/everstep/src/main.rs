@@ -27,7 +27,7 @@ mod slow_storage;
 mod store;
 mod time_ledger;
 
-use everstep::detect;
+use everstep::{detect, user_file};
 
 fn main() {
     children::keep();

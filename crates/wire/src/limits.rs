@@ -34,6 +34,8 @@ pub const NAME_BYTES_MAX: usize = 63;
 pub const EVENTS_KEPT_BYTES_MAX: usize = 4 << 20;
 /// Time after which a connection attempt is given up.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Longest file that a user names in an option, in bytes: rules, settings, models.
+pub const USER_FILE_BYTES_MAX: u64 = 64 << 20;
 /// Longest token, in bytes.
 pub const TOKEN_BYTES_MAX: u64 = 4096;
 /// Longest small file of everstep's own (in checkpoints or elsewhere) that is read whole, in bytes.

@@ -28,7 +28,7 @@ pub struct ClassifyOptions {
 pub fn table(own: Option<&Path>) -> Result<Arc<Table>, Failure> {
     let built_in = Table::built_in();
     let Some(path) = own else { return Ok(built_in.clone()) };
-    let written = std::fs::read_to_string(path)
+    let written = crate::user_file::read(path)
         .map_err(|e| Failure::config(format!("cannot read --failure-table {}: {e}", path.display())))?;
     built_in
         .with(&written)

@@ -41,7 +41,7 @@ use std::path::{Path, PathBuf};
 
 /// Reads a file that the user named.
 fn text(path: &Path) -> Result<String, Failure> {
-    std::fs::read_to_string(path).map_err(|e| Failure::usage(format!("cannot read {}: {e}", path.display())))
+    crate::user_file::read(path).map_err(|e| Failure::usage(format!("cannot read {}: {e}", path.display())))
 }
 
 /// Writes a file that the user asked for.

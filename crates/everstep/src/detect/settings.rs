@@ -53,7 +53,7 @@ impl File {
     /// # Errors
     /// Fails if the file cannot be read or has invalid settings.
     pub fn read(path: &Path) -> Result<File, String> {
-        let text = std::fs::read_to_string(path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+        let text = crate::user_file::read(path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
         toml::from_str(&text).map_err(|e| format!("{}: {}", path.display(), e.message()))
     }
 
@@ -93,7 +93,7 @@ pub fn models(path: Option<&Path>) -> Result<Models, String> {
     match path {
         None => Models::read(DEFAULT).map_err(|e| e.to_string()),
         Some(path) => {
-            let text = std::fs::read_to_string(path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+            let text = crate::user_file::read(path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
             Models::read(&text).map_err(|e| format!("{}: {e}", path.display()))
         }
     }

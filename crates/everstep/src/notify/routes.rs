@@ -83,7 +83,7 @@ impl Route {
 /// # Errors
 /// Explains what is wrong with the file.
 pub fn read(path: &Path) -> Result<Vec<Route>, String> {
-    let text = std::fs::read_to_string(path).map_err(|e| format!("cannot read --notify {}: {e}", path.display()))?;
+    let text = crate::user_file::read(path).map_err(|e| format!("cannot read --notify {}: {e}", path.display()))?;
     let of = |why: String| format!("--notify {}: {why}", path.display());
     let routes: Routes = toml::from_str(&text).map_err(|e| of(e.message().to_owned()))?;
     if routes.route.is_empty() {
