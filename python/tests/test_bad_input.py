@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from conftest import EVERSTEP
@@ -33,6 +35,10 @@ def _says(done, code: int, *words: str) -> None:
         (["run", "--redirects", "9", "{script}"], 2, ["0, 1, 2, 3"]),
         (["run", "--detect-timeout", "soon", "{script}"], 2, ["2s, 500ms or 90m"]),
         (["run", "--detect-timeout", "1ms", "{script}"], 2, ["200 ms or more"]),
+        (["run", "--shutdown-timeout", "2.5", "{script}"], 2, ["not a whole number of seconds"]),
+        (["run", "--notify", "/dev/zero", "{script}"], 78, ["--notify /dev/zero", "neither a regular file nor a pipe"]),
+        (["run", "--failure-table", "/dev/zero", "{script}"], 78, ["neither a regular file nor a pipe"]),
+        (["run", "--detector", "/dev/zero", "{script}"], 2, ["neither a regular file nor a pipe"]),
         (["run", "-m", "--no-python", "x"], 2, ["cannot be used together"]),
         (["run", "--name", "a/b", "{script}"], 2, ["letters, digits"]),
         (["run", "--nnodes", "2", "--rdzv-endpoint", "no.such.host.invalid:1", "{script}"], 69, ["not a known host"]),
@@ -50,6 +56,19 @@ def test_command_lines(everstep, script, arguments, code, words):
     done = everstep(*[a.replace("{script}", path) for a in arguments])
     _says(done, code, *words)
     assert "ran" not in done.stdout
+
+
+def test_records_that_are_damaged_in_part_are_read_and_others_are_named(everstep, env, script):
+    assert everstep("run", "--name", "half", script("raise SystemExit(3)")).returncode == 1
+    (records,) = Path(env["EVERSTEP_STATE_DIR"]).rglob("events.jsonl")
+    with records.open("ab") as file:
+        file.write(b"\xff\xfe\n{}\n")
+    told = everstep("explain", "--job", "half")
+    assert told.returncode == 0 and "inc-1" in told.stdout, told.stderr
+    records.unlink()
+    os.mkfifo(records)
+    told = everstep("explain", "--job", "half")
+    assert told.returncode == 1 and f"cannot read {records}: it is not a regular file" in told.stderr, told.stderr
 
 
 def test_port_in_use_by_something_else(everstep, script):

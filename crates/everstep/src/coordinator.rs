@@ -15,6 +15,7 @@ use crate::store::{redb::RedbStore, writer::Writer};
 use crate::time_ledger::{Owner, TimeLedger};
 pub use endpoint::EndpointFile;
 use event_log::EventLog;
+use everstep_checkpoint::regular_file::read_regular;
 use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::{Command, Fact, Precondition};
 use everstep_core::coordinator::event::{Event, StoreFailure, Version};
@@ -50,6 +51,19 @@ pub struct StartError {
 /// Returns the file with the facts about all jobs of a store.
 pub fn events_file(directory: &Path) -> PathBuf {
     directory.join("events.jsonl")
+}
+
+/// Returns the recorded lines of a store. Of a damaged one, readers skip what is no JSON.
+///
+/// # Errors
+/// Those of the file system, except that there is none yet; `InvalidInput` for anything but a
+/// regular file.
+pub fn recorded(file: &Path) -> std::io::Result<String> {
+    match read_regular(file, u64::MAX) {
+        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
+        Err(e) => Err(e),
+    }
 }
 
 enum Input {
@@ -288,7 +302,7 @@ impl Driver {
                 // The records of a long run are large, so reading them must not delay other
                 // requests.
                 tokio::task::spawn_blocking(move || {
-                    let text = std::fs::read_to_string(records).unwrap_or_default();
+                    let text = recorded(&records).unwrap_or_default();
                     let _ = answer.send(crate::metrics::page(&live, &text, now));
                 });
             }

@@ -311,8 +311,9 @@ fn log_of(store: &Path) -> PathBuf {
 
 /// Returns the last line of the log after its first `from` bytes.
 fn last_words(store: &Path, from: u64) -> Option<String> {
-    let log = std::fs::read_to_string(log_of(store)).ok()?;
-    let line = log.get(usize::try_from(from).ok()?..)?.lines().next_back()?;
+    let log = std::fs::read(log_of(store)).ok()?;
+    let new = String::from_utf8_lossy(log.get(usize::try_from(from).ok()?..)?);
+    let line = new.lines().next_back()?;
     Some(line.strip_prefix("everstep: ").unwrap_or(line).to_owned())
 }
 

@@ -93,7 +93,11 @@ pub fn stores(job: Option<&str>) -> Vec<PathBuf> {
 }
 
 fn of_store(store: &Path) -> Vec<JobFacts> {
-    let text = std::fs::read_to_string(coordinator::events_file(store)).unwrap_or_default();
+    let file = coordinator::events_file(store);
+    let text = coordinator::recorded(&file).unwrap_or_else(|e| {
+        crate::say!("cannot read {}: {e}", file.display());
+        String::new()
+    });
     let mut found: Vec<JobFacts> = Vec::new();
     for line in text.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok()) {
         let Some(job) = line["job"].as_str().map(str::to_owned) else { continue };
