@@ -97,7 +97,9 @@ impl Watch {
         if record.life == self.life && !record.released {
             return Verdict::Ours { epoch: record.epoch };
         }
-        let next = Verdict::Claim { epoch: record.epoch + 1 };
+        // The file of a record names its epoch, so it may be any number.
+        let Some(next) = record.epoch.checked_add(1) else { return Verdict::Refuse };
+        let next = Verdict::Claim { epoch: next };
         // If ranks run on several machines, one dead process does not mean a dead job.
         if record.released || (dead && record.nodes <= 1) {
             return next;
@@ -183,6 +185,7 @@ mod tests {
         assert_eq!(watch.judge(Time(0), Some(&released), false), Verdict::Claim { epoch: 5 });
         let own = Record { released: true, ..record(4, "b", 1) };
         assert_eq!(watch.judge(Time(0), Some(&own), false), Verdict::Claim { epoch: 5 }, "another may have seen it");
+        assert_eq!(watch.judge(Time(0), Some(&record(u64::MAX, "a", 1)), true), Verdict::Refuse, "none comes next");
         assert_eq!(watch.judge(Time(0), Some(&owner), false), Verdict::Wait { left: SILENCE });
         assert_eq!(watch.judge(Time(29_999), Some(&owner), false), Verdict::Wait { left: Duration::from_millis(1) });
         assert_eq!(watch.judge(Time(30_000), Some(&owner), false), Verdict::Claim { epoch: 5 });
