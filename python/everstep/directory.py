@@ -77,6 +77,8 @@ class Directory:
 
     def __init__(self, given: str | PathLike[str] | Directory) -> None:
         text = os.fsdecode(given)
+        if not text:
+            raise CheckpointError("the checkpoint directory is an empty string, perhaps of a variable that is not set")
         if _COLLAPSED.match(text):
             raise CheckpointError(
                 f"{text} is a URL that was passed through pathlib.Path, which drops a slash: pass it as a string"

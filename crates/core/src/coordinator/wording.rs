@@ -87,7 +87,9 @@ pub fn describe(node: &NodeId, failure: Option<&Failure>) -> String {
             "node {node} ended its workers because of a failure that was reported to an earlier coordinator"
         );
     }
-    let who = format!("rank {} (local rank {}, pid {}) on node {node}", f.rank, f.local_rank, f.pid);
+    // One that could not be started has none.
+    let pid = if f.pid == 0 { String::new() } else { format!(", pid {}", f.pid) };
+    let who = format!("rank {} (local rank {}{pid}) on node {node}", f.rank, f.local_rank);
     let how = match &f.cause {
         Cause::Exited(Outcome::Code(code)) => format!("exited with code {code}"),
         Cause::Exited(Outcome::Signal(9)) => {

@@ -37,13 +37,13 @@ impl Driver {
         // After a restart, a count that began at the restart does not cover the whole job.
         let of_all = self.progress.values().filter(|p| self.restarts == 0 || !p.counted);
         let steps = of_all.filter_map(|p| p.step).max();
-        let steps = steps.map_or_else(String::new, |n| format!(" {n} steps"));
+        let steps = steps.map_or_else(String::new, |n| format!(": {n} steps"));
         let seconds = self.start.elapsed().as_secs();
         let time = if seconds < 120 { format!("{seconds} s") } else { format!("{} min", seconds / 60) };
         match self.restarts {
-            0 => crate::say!("done:{steps} in {time}"),
+            0 => crate::say!("done{steps} in {time}"),
             n => crate::say!(
-                "done:{steps} in {time}, {}; run everstep explain --job {} to see why",
+                "done{steps} in {time}, {}; run everstep explain --job {} to see why",
                 counted(n, "restart"),
                 self.template.job
             ),

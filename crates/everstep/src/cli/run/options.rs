@@ -105,7 +105,7 @@ pub struct RunOptions {
     pub signals_to_handle: String,
     /// Seconds from SIGTERM to SIGKILL when the job stops [default: TORCH_ELASTIC_SHUTDOWN_TIMEOUT,
     /// else 30]
-    #[arg(long, env = "PET_SHUTDOWN_TIMEOUT")]
+    #[arg(long, env = "PET_SHUTDOWN_TIMEOUT", value_parser = whole_seconds)]
     pub shutdown_timeout: Option<u64>,
     /// Show each worker its own accelerator as device 0, with LOCAL_RANK=0
     #[arg(long, env = "PET_VIRTUAL_LOCAL_RANK", value_parser = FalseyValueParser::new())]
@@ -235,6 +235,11 @@ impl RunOptions {
 /// Parses a length of time of at most twelve days.
 pub fn duration(text: &str) -> Result<Duration, String> {
     crate::cli::duration::parse(text, Duration::from_hours(288))
+}
+
+/// Parses a time in whole seconds, as torchrun has it.
+fn whole_seconds(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("{text:?} is not a whole number of seconds; write it like 30"))
 }
 
 impl RunOptions {
