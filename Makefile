@@ -8,7 +8,7 @@ EXTENSION := pyo3/extension-module
 # What builds the binary. Empty if it was built already, as it is with the tests.
 BINARY := binary
 # Python tests at a time.
-SESSIONS := 2
+SESSIONS := 3
 # Python that ruff checks.
 PYTHON := examples figures harness python
 # Rust that cargo tests: the extension module is tested from Python.

@@ -115,7 +115,7 @@ def test_a_killed_training_in_a_forked_process_is_restarted(launched):
 def test_a_training_that_cannot_be_restarted_fails_the_job(launched):
     done = launched("--max-restarts", "0", COUNTED="1", EARLY=KILLED)
     assert done.returncode == 1 and "at step 7 of 12" in done.stderr, done.stderr
-    assert "done:" not in done.stderr, done.stderr
+    assert "everstep: done" not in done.stderr, done.stderr
 
 
 #: Ways in which a script ends itself before it is done.

@@ -142,7 +142,8 @@ def test_a_job_on_two_nodes_ends_with_78_on_both(
             )
             for node in range(2)
         ]
-        said = [node.communicate(timeout=60)[1] for node in nodes]
+        # The node that does not lead waits a minute for the one that does.
+        said = [node.communicate(timeout=120)[1] for node in nodes]
         stop.touch()
         assert first.wait(30) == 0
     assert [node.returncode for node in nodes] == [78, 78], said

@@ -247,7 +247,7 @@ def test_what_cannot_be_deleted_is_named_and_the_others_go(tmp_path):
     assert train(out, 8, keep=8) == 0
     half = (out / "step-1").rename(out / "step-1.gone-0123456789abcdef")
     # Root may delete anything, except a directory as if it were a file.
-    shard = half / json.loads((half / "manifest.json").read_text())["shards"][0]["file"]
+    shard = half / json.loads((half / "manifest.json").read_text())["manifest"]["shards"][0]["file"]
     shard.unlink()
     (shard / "mine").mkdir(parents=True)
     pruned = _command("prune", str(out), "--keep", "2")

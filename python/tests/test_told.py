@@ -89,7 +89,7 @@ def test_where_nothing_carries_a_number_nothing_is_claimed(started, optimizer):
     assert _counts(c) == {"new_steps": None, "repeated_steps": None}
     line = c.ask("goodput", c.job).stdout
     assert "new steps unknown  repeated unknown" in line and "goodput at least" in line, line
-    assert "done: " in c.output() and " steps in" not in c.output()
+    assert "everstep: done in " in c.output() and " steps in" not in c.output()
     assert f"run everstep explain --job {c.job} to see why" in c.output()
 
 
