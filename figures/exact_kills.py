@@ -88,23 +88,18 @@ COUNTED = (
         ]
     ),
 )
-#: Of these, what only deletes old checkpoints.
-NOT_COUNTED = ("crates/checkpoint/src/persist/prune.rs",)
-#: Lines that change nothing by themselves: comments of their own, and imports.
-PASSIVE = ("//", "# ", "use ", "pub use ", "import ", "from ")
 
 
 def _git(*words: str) -> str:
     return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def code(commit: str = "HEAD") -> str:
-    """Returns a name for the code of a commit whose kills are counted together. It changes with that code,
-    but not with comments and imports."""
-    files = _git("ls-tree", "-r", "--name-only", commit, "--", *COUNTED).splitlines()
-    counted = (file for file in files if file not in NOT_COUNTED)
-    lines = (line for file in counted for line in [file, *_git("show", f"{commit}:{file}").splitlines()])
-    text = "\n".join(line for line in lines if not line.lstrip().startswith(PASSIVE))
+def code() -> str:
+    """Returns a name for the code whose kills are counted together. It changes with that code, but not
+    with comments that have lines of their own."""
+    files = _git("ls-tree", "-r", "--name-only", "HEAD", "--", *COUNTED).splitlines()
+    lines = (line for file in files for line in [file, *_git("show", f"HEAD:{file}").splitlines()])
+    text = "\n".join(line for line in lines if not line.lstrip().startswith(("//", "# ")))
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 

@@ -454,13 +454,13 @@ class State:
     def is_placed_otherwise(self, shard: Shard | HealingShard) -> bool:
         """Returns whether the rank of this number had other parts of the same tensors."""
         items, stored = self.module_items(), Values(shard)
-        found, own, saved = stored.places(), places_of(items), stored.layout()
+        found, own = stored.places(), places_of(items)
         names = {n for n in stored.entries if in_module(n) and n.partition(".")[0] in self._modules}
         if names != {i.name for i in items}:
             # Stages may have been divided otherwise, unless nothing is divided.
-            sizes = {self.layout.world_size, self.layout.world_size if saved is None else saved.world_size}
-            alike = self.layout.replicated and saved is not None and saved.replicated
-            return len(sizes) > 1 or (sizes != {1} and not alike) or bool(found or own)
+            saved, here = stored.layout(), self.layout
+            alike = here.world_size == 1 or (saved is not None and saved.replicated and here.replicated)
+            return not alike or (saved or here).world_size != here.world_size or bool(found or own)
         return any(found.get(name) != own.get(name) for name in found.keys() | own.keys() if in_module(name))
 
     def _require_same_parts(self, saved: Mapping[str, Place] | None) -> None:

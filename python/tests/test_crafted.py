@@ -121,9 +121,7 @@ def test_a_lack_of_memory_is_no_damage(tmp_path, monkeypatch, where, error, agen
         short.setattr(*((decoding._Decoder, "value") if where == "value" else (torch, "empty")), lacking)
         with pytest.raises(CheckpointError, match="not enough memory to read") as found:
             manager.restore()
-    assert not isinstance(found.value, DamagedError) and not failed
-    # Some values are decoded when a checkpoint is only looked at.
-    assert where == "value" or str(tmp_path / "step-2") in str(found.value)
+    assert not isinstance(found.value, DamagedError) and not failed and str(tmp_path / "step-2") in str(found.value)
     monkeypatch.undo()
     done, restored = _restored(tmp_path)
     assert done == 2 and torch.equal(restored, weights[1])
