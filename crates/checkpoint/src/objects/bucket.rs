@@ -119,7 +119,7 @@ impl Location {
         let rest = rest.trim_end_matches('/');
         let (host, key) = rest.split_once('/').unwrap_or((rest, ""));
         if host.is_empty() {
-            return Err(invalid("it names no bucket; give s3://BUCKET/PREFIX"));
+            return Err(invalid(&format!("it names no bucket; give {scheme}://BUCKET/PREFIX")));
         }
         let key = Key::parse(key).map_err(|e| invalid(&e.to_string()))?;
         let root = format!("{scheme}://{host}");

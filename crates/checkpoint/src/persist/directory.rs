@@ -116,7 +116,13 @@ impl Storage for Directory {
     }
 
     fn recall(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
-        absent(disk::read(&self.path.join(name), NOTE_BYTES_MAX))
+        absent(disk::read(&self.path.join(name), NOTE_BYTES_MAX)).map_err(|e| match e.kind() {
+            // "It" would name nothing to the reader.
+            io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => {
+                io::Error::new(e.kind(), format!("{name}: {e}"))
+            }
+            _ => e,
+        })
     }
 
     fn remember(&self, name: &str, bytes: Vec<u8>) -> io::Result<()> {

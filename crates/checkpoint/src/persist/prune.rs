@@ -89,20 +89,10 @@ pub(super) fn prune(directory: &Path, what: &CleanUp<'_>, unchanged: Unchanged<'
     }
     for entry in &all {
         let going = match &entry.what {
-            What::Unpublished(mark) if mark.turn() < before => {
-                if dry_run {
-                    Ok(true)
-                } else {
-                    discard(&at, &entry.name, mark).map(|()| true)
-                }
-            }
-            What::Deleting(manifest) => {
-                if dry_run {
-                    Ok(true)
-                } else {
-                    finish(&at, &entry.name, manifest)
-                }
-            }
+            What::Unpublished(mark) if mark.turn() >= before => continue,
+            What::Unpublished(_) | What::Deleting(_) if dry_run => Ok(true),
+            What::Unpublished(mark) => discard(&at, &entry.name, mark).map(|()| true),
+            What::Deleting(manifest) => finish(&at, &entry.name, manifest),
             _ => continue,
         };
         match going {
@@ -256,10 +246,14 @@ mod tests {
         fs::write(path.join(MANIFEST_FILE), manifest.to_bytes().unwrap()).unwrap();
     }
 
-    fn pruned(directory: &Path, unchanged: Unchanged<'_>) -> Pruned {
+    fn tried(directory: &Path, unchanged: Unchanged<'_>) -> io::Result<Pruned> {
         let policy = Policy { last: 1, every: None, epochs: false, abandoned: false };
         let what = CleanUp { policy, run: RUN, before: (2, 0), record: None, dry_run: false };
-        prune(directory, &what, unchanged).unwrap()
+        prune(directory, &what, unchanged)
+    }
+
+    fn pruned(directory: &Path, unchanged: Unchanged<'_>) -> Pruned {
+        tried(directory, unchanged).unwrap()
     }
 
     #[test]
@@ -311,9 +305,7 @@ mod tests {
             fs::remove_file(half.join("rank-0.safetensors")).unwrap();
             fs::create_dir_all(half.join("rank-0.safetensors/mine")).unwrap();
         }
-        let policy = Policy { last: 1, every: None, epochs: false, abandoned: false };
-        let what = CleanUp { policy, run: RUN, before: (2, 0), record: None, dry_run: false };
-        let error = prune(out.path(), &what, &|| Ok(true)).unwrap_err();
+        let error = tried(out.path(), &|| Ok(true)).unwrap_err();
         let NotAllGone { done, failed } = error.get_ref().unwrap().downcast_ref().unwrap();
         assert_eq!(failed.len(), 2, "{failed:?}");
         assert!(error.to_string().contains("step-11.gone-0123456789abcde1: "), "{error}");
