@@ -7,13 +7,16 @@ from pathlib import Path
 
 
 def losses(out: Path, rank: int) -> dict[int, set[str]]:
-    """Returns every loss computed for each step, as hexadecimal floats: one value if re-runs agree."""
+    """Returns every loss computed for each step, as hexadecimal floats: one value if re-runs agree.
+
+    A kill can cut a line short where a page of the file ends. The next process then continues that line.
+    """
     found: dict[int, set[str]] = {}
     for line in (out / f"losses-{rank}.jsonl").read_text().splitlines():
         try:
-            row = json.loads(line)
+            row = json.loads(line[line.rindex("{") :])
         except ValueError:
-            continue  # a line that a kill cut short
+            continue  # the last line of a rank that did not come back
         found.setdefault(row["step"], set()).add(row["loss"])
     return found
 
