@@ -1,4 +1,4 @@
-//! Clients of the process-group store (`everstep/pgstore/`), which serves torch's TCPStore protocol.
+//! Clients of the process-group store (`everstep/tcp_store/`), which serves torch's TCPStore protocol.
 //! An input is what two clients send, in pieces: a byte whose lowest bit is the number of the client
 //! and whose other bits are the length, followed by that many bytes. Their handshakes come first.
 //!
@@ -6,8 +6,8 @@
 //! must be counted, because the count is what limits them.
 #![cfg_attr(fuzzing, no_main)]
 
-use everstep::pgstore::client::converse;
-use everstep::pgstore::keys::Shared;
+use everstep::tcp_store::client::converse;
+use everstep::tcp_store::keys::Shared;
 use everstep_wire::admission::{Admission, Caller};
 use std::sync::Arc;
 use tokio::io::{AsyncWriteExt, DuplexStream, duplex, sink};

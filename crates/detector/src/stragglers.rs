@@ -1,6 +1,7 @@
 //! Finds workers that compute longer than their peers, step by step. The length of a step does not
 //! reveal them, because all workers wait for the slowest. A worker's own computing time does,
-//! compared with others of its role (pipeline stages differ in length by design).
+//! compared with others of its role (pipeline stages differ in length by design). This is for
+//! recorded traces; a running job is watched by `everstep_core::slow`.
 
 use crate::quantiles::median_of;
 use std::collections::BTreeMap;

@@ -5,7 +5,7 @@ pub mod detect;
 pub mod user_file;
 
 /// The process-group store without its sockets: torch's TCPStore protocol over any stream.
-pub mod pgstore {
+pub mod tcp_store {
     pub mod client;
     pub mod keys;
     mod memory_budget;

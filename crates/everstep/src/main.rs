@@ -19,12 +19,12 @@ mod log;
 mod metrics;
 mod notify;
 mod paths;
-mod pgstore;
 mod preload;
 mod provisioner;
 mod signals;
 mod slow_storage;
 mod store;
+mod tcp_store;
 mod time_ledger;
 
 use everstep::{detect, user_file};

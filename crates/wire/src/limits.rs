@@ -1,4 +1,5 @@
-//! All limits on input. They are checked before memory is allocated.
+//! Limits on input that are shared, or that bound what is allocated for it; they are checked
+//! before. A limit that only one parser needs stands there.
 
 use std::time::Duration;
 

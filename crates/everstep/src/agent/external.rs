@@ -9,7 +9,7 @@
 use super::Input;
 use super::connection::{self, Target};
 use crate::listening::Place;
-use crate::pgstore::PgStore;
+use crate::tcp_store::PgStore;
 use everstep_core::agent::command::{Command, CrewCommand};
 use everstep_core::agent::event::{CrewEvent, Event, WorkerExit};
 use everstep_core::agent::{Agent, Config};

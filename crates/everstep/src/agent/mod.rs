@@ -38,7 +38,7 @@ mod workers;
 
 use crate::guard::protocol::Request as GuardRequest;
 use crate::listening::Place;
-use crate::pgstore::PgStore;
+use crate::tcp_store::PgStore;
 use connection::Target;
 use crew::Crew;
 use everstep_core::agent::command::{Command, CrewCommand};

@@ -9,8 +9,8 @@
 
 use crate::agent::connection::Target;
 use crate::listening::Place;
-use everstep::pgstore::client::converse;
-use everstep::pgstore::keys::Shared;
+use everstep::tcp_store::client::converse;
+use everstep::tcp_store::keys::Shared;
 use everstep_wire::admission::{self, Admission, Caller, Pass, Trouble};
 use everstep_wire::limits::{CONNECT_TIMEOUT, PROOF_TIMEOUT, STORE_CLIENTS_MAX, STORE_FORWARDED_MAX};
 use rustix::process::{Resource, getrlimit};
