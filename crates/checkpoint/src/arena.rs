@@ -6,17 +6,17 @@
 //! worker runs, otherwise the node's agent. Sealing is one release store after everything else is
 //! in place. A crash while WRITING leaves the other slots untouched.
 //!
-//! The superblock and the index are written and read word by word, and have checksums, so anybody
-//! may look at them at any time. The region is plain memory. Those who read it in place are counted
-//! in the slot ([`Slot::read`]), or know that no writer is active ([`Slot::still_region`]). Others
-//! copy it out ([`Slot::load`]), and detect by the checksums that it was written meanwhile. Damaged
-//! chunks of a sealed slot are replaced by the agent, at the request of a worker that waits for it
-//! ([`Slot::repair`]).
+//! The superblock and the index are written and read word by word, and have checksums, so any
+//! process may look at them at any time. The region is plain memory. Readers that use it in place
+//! are counted in the slot ([`Slot::read`]), or know that no writer is active
+//! ([`Slot::still_region`]). Others copy it out ([`Slot::load`]), and detect by the checksums that
+//! it was written meanwhile. Damaged chunks of a sealed slot are replaced by the agent, at the
+//! request of a worker that waits for it ([`Slot::repair`]).
 //!
-//! A slot that is being read is not written, whatever becomes of its pins. A count outlives a
-//! process that dies while it reads. So only agents are counted, and processes whose slots nobody
-//! else can open. An agent that starts has the node lock, so its predecessor has ended, and it
-//! clears the counts before it reads anything ([`Slot::forget_readers`]).
+//! A slot that is being read is not written, even if its pins are released meanwhile. A count
+//! outlives a process that dies while it reads. So only agents are counted, and processes whose
+//! slots no other process can open. An agent that starts has the node lock, so its predecessor has
+//! ended, and it clears the counts before it reads anything ([`Slot::forget_readers`]).
 //!
 //! ```text
 //!  0        4096                      index_at            end
@@ -62,73 +62,74 @@ const REPLICAS: usize = 16;
 const DURABLE: usize = 17;
 const DIGEST: usize = 18;
 
-/// What a sealed slot says of itself.
+/// Describes the contents of a sealed slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Label {
-    /// [`run_label`] of the directory that it is a checkpoint of.
+    /// [`run_label`] of the directory that the checkpoint belongs to.
     pub run: u64,
     /// Global rank.
     pub rank: u64,
-    /// Number of ranks when it was written.
+    /// Number of ranks when the slot was written.
     pub world_size: u64,
-    /// Generation of the writer.
+    /// Generation of the process that wrote the slot.
     pub generation: u64,
-    /// State after this many steps.
+    /// Number of steps after which the state was captured.
     pub step: u64,
-    /// Why it goes to durable storage, if it does.
+    /// Why the step goes to durable storage, if it does.
     pub purpose: Purpose,
-    /// Every rank holds the same, so that it can stand for any rank's.
+    /// Whether every rank holds the same state, so that this slot can stand for any rank's.
     pub shared: bool,
 }
 
-/// What became of a sealed slot, for people.
+/// What happened to a sealed slot, for people to read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Notes {
-    /// When it was sealed, in seconds since 1970.
+    /// When the slot was sealed, in seconds since 1970.
     pub sealed_at: u64,
-    /// Copies that other nodes have.
+    /// Number of copies on other nodes.
     pub replicas: u64,
-    /// It is on durable storage, too.
+    /// Whether the step is on durable storage, too.
     pub durable: bool,
 }
 
 /// Why a slot cannot be read.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SlotError {
-    /// Not sealed.
+    /// The slot is not sealed.
     #[error("slot holds no complete step")]
     NotSealed,
-    /// Damaged.
+    /// A checksum or a length in the slot is wrong.
     #[error("slot is damaged: {0}")]
     Damaged(String),
 }
 
-/// Identifies a run in a superblock: its id, and the kind of state where there are several. What is
-/// in memory counts only for the directory that it was captured for, whatever the job is called.
+/// Returns the number that identifies a run in a superblock: a checksum of its id, and of the kind
+/// of state where there are several. A slot counts only for the directory that it was captured for,
+/// whatever the name of the job.
 #[must_use]
 pub fn run_label(run: &str) -> u64 {
     crc(run.as_bytes())
 }
 
-/// Identifies a job by its name.
+/// Returns the number that identifies a job, a checksum of its name.
 #[must_use]
 pub fn job_hash(job: &str) -> u64 {
     crc(job.as_bytes())
 }
 
-/// Bytes that a slot needs for a region and an index of these lengths.
+/// Returns the number of bytes that a slot needs for a region and an index of these lengths.
 #[must_use]
 pub fn slot_bytes(region: u64, index: u64) -> u64 {
     REGION_AT as u64 + region.next_multiple_of(4096) + index.next_multiple_of(4096)
 }
 
-/// Paths of a worker's slots under the node's arena directory.
+/// Returns the paths of a worker's slots under the node's arena directory.
 #[must_use]
 pub fn slot_paths(directory: &Path, local_rank: u32, slots: u32) -> Vec<PathBuf> {
     (0..slots).map(|i| directory.join(format!("local-{local_rank}-slot-{i}"))).collect()
 }
 
-/// One slot.
+/// A file on tmpfs that holds one captured step.
 #[derive(Debug)]
 pub struct Slot<M = Mapping> {
     memory: M,
@@ -136,10 +137,10 @@ pub struct Slot<M = Mapping> {
 }
 
 impl Slot {
-    /// Makes room for a slot of at least `bytes`, keeping what it already holds.
+    /// Makes room for a slot of at least `bytes`, and keeps its contents.
     ///
     /// # Errors
-    /// Those of the file system; `StorageFull` when memory is short.
+    /// Those of the file system; `StorageFull` when there is not enough memory.
     pub fn reserve(path: &Path, bytes: u64) -> io::Result<Self> {
         let held = std::fs::metadata(path).map_or(0, |m| m.len());
         match Mapping::create(path, bytes.max(held)) {
@@ -156,7 +157,7 @@ impl Slot {
     /// Opens an existing slot.
     ///
     /// # Errors
-    /// Those of the file system; `InvalidData` when the file is too short to be one.
+    /// Those of the file system; `InvalidData` when the file is too short to be a slot.
     pub fn open(path: &Path) -> io::Result<Self> {
         let memory = Mapping::open(path)?;
         if memory.len() < REGION_AT {
@@ -165,23 +166,23 @@ impl Slot {
         Ok(Slot { memory, path: path.into() })
     }
 
-    /// Makes every page of the slot present, as [`Mapping::populate`].
+    /// Makes every page of the slot present; see [`Mapping::populate`].
     ///
     /// # Errors
-    /// As [`Mapping::populate`].
+    /// The same as for [`Mapping::populate`].
     pub fn populate(&self) -> io::Result<()> {
         self.memory.populate()
     }
 }
 
 impl<M: Memory> Slot<M> {
-    /// The file.
+    /// Returns the path of the slot's file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Length in bytes, with the superblock and the index.
+    /// Returns the length in bytes, including the superblock and the index.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.memory.len()
@@ -190,8 +191,9 @@ impl<M: Memory> Slot<M> {
     /// Returns the memory, including the superblock and the index.
     ///
     /// # Safety
-    /// Whoever writes through it has begun to write the slot ([`Slot::begin`]), or knows that
-    /// nobody reads it in place. The words of the superblock change only as the protocol allows.
+    /// A caller that writes through the memory has begun to write the slot ([`Slot::begin`]), or
+    /// knows that no process reads it in place. The words of the superblock change only as the
+    /// protocol allows.
     #[must_use]
     pub unsafe fn memory(&self) -> &M {
         &self.memory
@@ -213,13 +215,13 @@ impl<M: Memory> Slot<M> {
         self.get(0) == MAGIC
     }
 
-    /// Where the slot stands. A file that was never a slot is free.
+    /// Returns the state of the slot. A file that was never a slot is free.
     #[must_use]
     pub fn state(&self) -> State {
         if self.is_slot() { self.state_word().state() } else { State::Free }
     }
 
-    /// Returns whether the slot has a pin: somebody still needs it.
+    /// Returns whether the slot has a pin, that is, whether its contents are still needed.
     #[must_use]
     pub fn pinned(&self) -> bool {
         self.is_slot() && self.state_word().pinned()
@@ -232,60 +234,61 @@ impl<M: Memory> Slot<M> {
         self.is_slot() && self.state_word().in_use()
     }
 
-    /// This need is there.
+    /// Returns whether the slot has this pin.
     #[must_use]
     pub fn pinned_for(&self, pin: Pin) -> bool {
         self.is_slot() && self.state_word().pinned_for(pin)
     }
 
-    /// Pins a sealed slot; false when it is not sealed (any more). Who pins must look at the label
-    /// after that.
+    /// Pins a sealed slot. Returns false if the slot is not sealed, or no longer sealed. Callers
+    /// must read the label after they have pinned the slot.
     #[must_use]
     pub fn pin(&self, pin: Pin) -> bool {
         self.is_slot() && self.state_word().pin(pin)
     }
 
-    /// Removes a pin. Those who read the slot in place go on undisturbed.
+    /// Removes a pin. Readers that read the slot in place continue undisturbed.
     pub fn release(&self, pin: Pin) {
         self.state_word().release(pin);
     }
 
-    /// Notes for people.
+    /// Returns the notes for people.
     #[must_use]
     pub fn notes(&self) -> Notes {
         Notes { sealed_at: self.get(SEALED_AT), replicas: self.get(REPLICAS), durable: self.get(DURABLE) != 0 }
     }
 
-    /// Notes how many copies other nodes have.
+    /// Records how many copies other nodes have.
     pub fn note_replicas(&self, replicas: u64) {
         self.set(REPLICAS, replicas);
     }
 
-    /// Notes what tells the part of it that ranks have in common from another; for ranks that hold
-    /// the same.
+    /// Records a digest of the bytes that ranks with the same state have in common. It identifies
+    /// this version of them.
     pub fn note_digest(&self, digest: u64) {
         self.set(DIGEST, digest.max(1));
     }
 
-    /// What [`Slot::note_digest`] has noted.
+    /// Returns the digest that [`Slot::note_digest`] has recorded, if any.
     #[must_use]
     pub fn digest(&self) -> Option<u64> {
         Some(self.get(DIGEST)).filter(|d| *d > 0)
     }
 
-    /// Notes that it is on durable storage.
+    /// Records that the step is on durable storage.
     pub fn note_durable(&self) {
         self.set(DURABLE, 1);
     }
 
-    /// Bytes that a region may have beside an index of `index_bytes`.
+    /// Returns whether a region of `region` bytes fits into the slot beside an index of
+    /// `index_bytes`.
     #[must_use]
     pub fn fits(&self, region: u64, index_bytes: u64) -> bool {
         slot_bytes(region, index_bytes) <= self.memory.len() as u64
     }
 
-    /// Another generation counts as the one that has captured it. Nobody else may use the slot
-    /// meanwhile.
+    /// Replaces the generation that counts as the writer of the slot. No other process may use the
+    /// slot meanwhile.
     pub fn relabel(&self, generation: u64) {
         self.set(GENERATION, generation);
         self.set(SUM, self.sum());
@@ -299,7 +302,7 @@ impl<M: Memory> Slot<M> {
         crc(&bytes)
     }
 
-    /// The label and index of a sealed slot, both verified. The region is not looked at.
+    /// Returns the label and the index of a sealed slot, both verified. The region is not read.
     ///
     /// # Errors
     /// [`SlotError`].
@@ -312,13 +315,14 @@ impl<M: Memory> Slot<M> {
         Ok((label, index))
     }
 
-    /// The label alone, verified: cheap, whatever the number of tensors.
+    /// Returns the label of a sealed slot, verified. The cost does not depend on the number of
+    /// tensors.
     #[must_use]
     pub fn label(&self) -> Option<Label> {
         (self.state() == State::Sealed && self.get(SUM) == self.sum()).then(|| self.raw_label())
     }
 
-    /// Length of the region of a described slot; only as good as its superblock.
+    /// Returns the length of the region of a described slot, in bytes. It is not verified.
     #[must_use]
     pub fn region_bytes(&self) -> u64 {
         self.get(REGION_BYTES)
@@ -341,7 +345,7 @@ impl<M: Memory> Slot<M> {
         }
     }
 
-    /// Label and index bytes of a slot that was described, verified against the superblock.
+    /// Returns the label and the index bytes of a described slot, verified against the superblock.
     ///
     /// # Errors
     /// [`SlotError::Damaged`].

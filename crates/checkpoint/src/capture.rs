@@ -29,11 +29,11 @@ use std::time::Duration;
 /// Memory of one tensor: contiguous, on the host, and kept alive until the capture is done.
 #[derive(Clone, Copy, Debug)]
 pub struct Source {
-    /// Address of the first byte.
+    /// Address of the first byte in this process.
     pub address: usize,
     /// Length in bytes.
     pub bytes: usize,
-    /// Changes outside the optimizer: copied before [`start`] returns.
+    /// Whether it changes outside the optimizer, so that it is copied before [`start`] returns.
     pub eager: bool,
 }
 
@@ -41,9 +41,9 @@ pub struct Source {
 #[derive(Debug, thiserror::Error)]
 #[error("{chunks} of {of} MiB were written to while they were copied")]
 pub struct Torn {
-    /// Chunks that differ from what they were when the step ended.
+    /// Number of chunks that differ from what they were when the step ended.
     pub chunks: usize,
-    /// All chunks of the snapshot.
+    /// Number of chunks of the snapshot.
     pub of: usize,
 }
 
@@ -71,7 +71,8 @@ impl Described {
     /// Describes these tensors, in the order of their bytes.
     ///
     /// # Errors
-    /// `InvalidInput` when readers would refuse them; otherwise as [`Described::push`].
+    /// `InvalidInput` when readers would refuse them; otherwise the same as for
+    /// [`Described::push`].
     pub fn of(tensors: &[Tensor]) -> io::Result<Self> {
         Index::new(tensors.to_vec()).map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e.to_string()))?;
         let mut described = Described::default();
@@ -83,7 +84,7 @@ impl Described {
     /// Appends tensors or values. Their names must not be in use yet.
     ///
     /// # Errors
-    /// When a name cannot be written as JSON.
+    /// Fails when a name cannot be written as JSON.
     pub fn push(&mut self, tensors: &[Tensor]) -> io::Result<()> {
         for tensor in tensors {
             if self.json_bytes() > 0 {
@@ -104,8 +105,8 @@ impl Described {
         usize::try_from(self.bytes.div_ceil(CHUNK_BYTES as u64)).unwrap_or(usize::MAX)
     }
 
-    /// The JSON of an [`Index`] after [`INDEX_BEGINS`]: that of the tensors that all captures have,
-    /// and the rest.
+    /// Returns the JSON of an [`Index`] after [`INDEX_BEGINS`] in two parts: the tensors that all
+    /// captures have, and the rest.
     fn index(&self, crcs: &[u64]) -> io::Result<(&[u8], Vec<u8>)> {
         let mut rest = Vec::with_capacity(self.own.len() + crcs.len() * 21 + 32);
         rest.extend_from_slice(&self.own);
@@ -125,23 +126,24 @@ pub struct Plan {
     pub sources: Vec<Source>,
     /// Whose state it is, and of which step.
     pub label: Label,
-    /// Keep the slot until it is on durable storage.
+    /// Whether to pin the slot until it is on durable storage.
     pub persist: bool,
-    /// Threads that copy.
+    /// Number of threads that copy, including the calling one.
     pub threads: usize,
-    /// Copy while the next iteration computes; else the copy is complete when [`start`] returns.
+    /// Whether to copy while the next iteration computes; otherwise the copy is complete when
+    /// [`start`] returns.
     pub background: bool,
-    /// Compare a background copy with what the state was when [`start`] returned.
+    /// Whether to compare a background copy with the state at the time [`start`] returned.
     pub compare: bool,
 }
 
-/// Bytes that ranks with the same state have in common: those before the first source that changes
-/// outside the optimizer.
+/// Returns the number of bytes that ranks with the same state have in common: those before the
+/// first source that changes outside the optimizer.
 fn alike(sources: &[Source]) -> usize {
     sources.iter().take_while(|s| !s.eager).map(|s| s.bytes).sum()
 }
 
-/// Sources that are not empty, with their offsets in the region, and the total of their bytes.
+/// Returns the sources that are not empty with their offsets in the region, and their total bytes.
 fn in_order(sources: &[Source]) -> (Vec<(usize, Source)>, usize) {
     let mut end = 0;
     let mut pieces = Vec::with_capacity(sources.len());
@@ -152,7 +154,7 @@ fn in_order(sources: &[Source]) -> (Vec<(usize, Source)>, usize) {
     (pieces, end)
 }
 
-/// Sources as [`Early::begin`] takes them, worked out once for many captures.
+/// Sources in the form that [`Early::begin`] takes, prepared once for many captures.
 #[derive(Clone, Debug)]
 pub struct InOrder {
     pieces: Arc<[(usize, Source)]>,
@@ -161,7 +163,7 @@ pub struct InOrder {
 }
 
 impl InOrder {
-    /// Of these sources, in the order of their bytes in the region.
+    /// Prepares these sources, which are in the order of their bytes in the region.
     #[must_use]
     pub fn of(sources: &[Source]) -> Self {
         let (mut pieces, bytes) = in_order(sources);
@@ -185,13 +187,14 @@ pub unsafe fn start<M: Memory + 'static>(
     plan: Plan,
     board: Option<Arc<Board>>,
 ) -> io::Result<Capture> {
-    // SAFETY: the caller lets nobody else write the slot until it is sealed or dropped.
+    // SAFETY: the caller guarantees that no other thread writes the slot until it is sealed or
+    // dropped.
     let filling = unsafe { Filling::begin(slot, plan.tensors, plan.label, plan.persist, alike(&plan.sources))? };
     let slot = Arc::clone(filling.slot.slot());
     let (pieces, bytes) = in_order(&plan.sources);
     for (at, source) in pieces.iter().filter(|(_, s)| s.eager) {
-        // SAFETY: the caller promises that the source is readable, and `filling` writes this slot
-        // alone.
+        // SAFETY: the caller keeps the source readable until the capture is done, and `filling` is
+        // the only writer of this slot.
         unsafe { slot.copy_from(*at, source.address as *const u8, source.bytes)? };
     }
     let (threads, pieces): (usize, Arc<[_]>) = (plan.threads.max(1), pieces.into());
@@ -221,8 +224,8 @@ pub unsafe fn start<M: Memory + 'static>(
     Ok(Capture { running: Some(running) })
 }
 
-/// How long the training thread waits for the rest of an early copy without giving its processor
-/// away: in a virtual machine, waking up takes as long as copying 300 kB. Zero where there is one
+/// How long the training thread spins for the rest of an early copy before it yields its processor:
+/// in a virtual machine, waking up takes as long as copying 300 kB. Zero on a machine with one
 /// processor, which the copy needs.
 static PATIENCE: LazyLock<Duration> = LazyLock::new(|| {
     let alone = std::thread::available_parallelism().is_ok_and(|n| n.get() == 1);
@@ -232,7 +235,7 @@ static PATIENCE: LazyLock<Duration> = LazyLock::new(|| {
 /// A copy that another thread has begun while the values behind the tensors are still being
 /// collected.
 ///
-/// Dropping it waits until no thread reads the sources any more; the slot then holds nothing.
+/// Dropping it waits until no thread reads the sources any more; the slot is then empty.
 pub struct Early<M: Memory + 'static = Mapping> {
     filling: Option<Filling<M>>,
     pass: Arc<Pass<M>>,
@@ -243,11 +246,11 @@ impl<M: Memory + 'static> Early<M> {
     /// [`Early::finish`].
     ///
     /// # Safety
-    /// As [`start`], until `finish` returns or this is dropped. Until then the sources must not
-    /// change either.
+    /// The same as for [`start`], until `finish` returns or this is dropped. Until then the sources
+    /// must not change either.
     ///
     /// # Errors
-    /// As [`start`].
+    /// The same as for [`start`].
     pub unsafe fn begin(
         slot: Arc<Slot<M>>,
         tensors: Described,
@@ -255,7 +258,8 @@ impl<M: Memory + 'static> Early<M> {
         label: Label,
         persist: bool,
     ) -> io::Result<Self> {
-        // SAFETY: the caller lets nobody else write the slot until it is sealed or dropped.
+        // SAFETY: the caller guarantees that no other thread writes the slot until it is sealed or
+        // dropped.
         let filling = unsafe { Filling::begin(slot, tensors, label, persist, sources.alike)? };
         // SAFETY: the caller keeps the sources readable and unchanged, and `filling` alone writes
         // the slot.
@@ -269,7 +273,7 @@ impl<M: Memory + 'static> Early<M> {
     /// Completes the copy, adds these values behind it, and seals the slot.
     ///
     /// # Errors
-    /// As [`start`]; the slot then holds nothing.
+    /// The same as for [`start`]; the slot is then empty.
     pub fn finish(mut self, values: Vec<(Tensor, &[u8])>, board: Option<&Board>) -> io::Result<()> {
         let mut crcs = self.pass.finish(*PATIENCE)?;
         let Some(mut filling) = self.filling.take() else { return Ok(()) };
@@ -315,10 +319,10 @@ impl<M: Memory + 'static> Filling<M> {
     /// and its state.
     ///
     /// # Safety
-    /// As [`Slot::begin`].
+    /// The same as for [`Slot::begin`].
     ///
     /// # Errors
-    /// As [`start`].
+    /// The same as for [`start`].
     pub unsafe fn begin(
         slot: Arc<Slot<M>>,
         tensors: Described,
@@ -327,15 +331,16 @@ impl<M: Memory + 'static> Filling<M> {
         alike: usize,
     ) -> io::Result<Self> {
         check(&slot, &tensors)?;
-        // SAFETY: the caller lets nobody else write the slot until it is sealed or dropped.
+        // SAFETY: the caller guarantees that no other thread writes the slot until it is sealed or
+        // dropped.
         let slot = unsafe { slot.begin() }.ok_or(io::ErrorKind::ResourceBusy)?;
         Ok(Filling { slot, tensors, label, persist, alike })
     }
 
-    /// Returns the address of the first tensor, and the bytes of all.
+    /// Returns the address of the first tensor, and the total bytes of all tensors.
     ///
     /// # Errors
-    /// When the slot is too short for them.
+    /// Fails when the slot is too short for them.
     pub fn place(&self) -> io::Result<(usize, usize)> {
         let bytes = usize::try_from(self.tensors.bytes).map_err(io::Error::other)?;
         Ok((self.slot.region_address(bytes)?, bytes))
@@ -344,12 +349,13 @@ impl<M: Memory + 'static> Filling<M> {
     /// Computes the checksums of a filled slot, then seals it.
     ///
     /// # Errors
-    /// When the index does not fit; the slot then holds nothing.
+    /// Fails when the index does not fit; the slot is then empty.
     pub fn seal(self, threads: usize, board: Option<&Board>) -> io::Result<()> {
         let (address, bytes) = self.place()?;
         let all: Arc<[_]> = Arc::new([(0, Source { address, bytes, eager: true })]);
-        // SAFETY: the source is the slot itself, which `self` keeps mapped and alone may write.
-        // Whoever has filled it through its address has finished before it is sealed.
+        // SAFETY: the source is the slot itself, which `self` keeps mapped and is the only one to
+        // write. A device or system call that has filled it through its address has finished before
+        // it is sealed.
         let pass = unsafe { Pass::new(Arc::clone(self.slot.slot()), bytes, all, false) };
         let crcs = pass.run(threads.max(1), &BACKGROUND)?;
         self.finish(&crcs, board)
@@ -380,22 +386,22 @@ fn check<M: Memory>(slot: &Slot<M>, tensors: &Described) -> io::Result<()> {
     Ok(())
 }
 
-/// A digest of the first `bytes` of a region. Whole chunks have checksums already; the bytes of a
-/// partial one are read again.
+/// Returns a digest of the first `bytes` of a region. Whole chunks have checksums already; the
+/// bytes of a partial one are read again.
 fn digest<M: Memory>(slot: &Slot<M>, crcs: &[u64], bytes: usize) -> u64 {
     let (whole, rest) = (bytes / CHUNK_BYTES, bytes % CHUNK_BYTES);
     let mut sum = Running::default();
     crcs.iter().take(whole).for_each(|crc| sum.read(&crc.to_le_bytes()));
-    // SAFETY: the slot is complete and not sealed yet: nobody writes to it any more, and nobody
-    // else begins to.
+    // SAFETY: the slot is complete and not sealed yet: its only writer, a `Writing` that the caller
+    // owns, does not write any more, and no other thread can begin to write.
     sum.read(unsafe { slot.still_region(whole * CHUNK_BYTES, rest) }.unwrap_or_default());
     sum.read(&bytes.to_le_bytes());
     sum.value()
 }
 
 impl Capture {
-    /// True when nothing is left to wait for: the copy was complete when [`start`] returned, or
-    /// [`Capture::wait`] was called.
+    /// Returns whether there is nothing left to wait for: the copy was complete when [`start`]
+    /// returned, or [`Capture::wait`] was called.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.running.is_none()
@@ -404,7 +410,7 @@ impl Capture {
     /// Waits until the slot is sealed.
     ///
     /// # Errors
-    /// Those of the capture ([`Torn`] among them); the slot then holds nothing.
+    /// Those of the capture ([`Torn`] among them); the slot is then empty.
     pub fn wait(&mut self) -> io::Result<()> {
         match self.running.take() {
             Some(running) => running.recv().unwrap_or_else(|_| Err(io::Error::other("capture panicked"))),

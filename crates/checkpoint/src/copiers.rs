@@ -1,18 +1,18 @@
 //! Threads that copy, created once and used for every capture.
 //!
 //! A thread per capture would cost each step a `clone` and would fail where a pids cgroup refuses
-//! one more. Where no thread can be had at all, the caller does the work itself, and
-//! [`take_trouble`] says so once.
+//! one more. Where no thread can be created at all, the caller does the work itself, and
+//! [`take_trouble`] reports it once.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// What a thread is asked to do.
+/// Work for a thread.
 pub type Job = Box<dyn FnOnce() + Send>;
 
 /// Nice value of threads that copy while the next iteration computes.
 const BACKGROUND_NICE: i32 = 10;
-/// Threads of each kind: more gain nothing, memory is the limit.
+/// Threads of each kind. More of them gain nothing, because memory bandwidth is the limit.
 const THREADS_MAX: usize = 4;
 
 #[derive(Default)]
@@ -34,9 +34,10 @@ pub struct Copiers {
     nice: i32,
 }
 
-/// Helpers of a copy that the training loop waits for.
+/// Threads for copies that the training loop waits for.
 pub static FOREGROUND: Copiers = Copiers::new(0);
-/// Copies that the next iteration does not wait for: whatever else wants a core goes first.
+/// Threads for copies that the next iteration does not wait for. Everything else that needs a core
+/// has precedence.
 pub static BACKGROUND: Copiers = Copiers::new(BACKGROUND_NICE);
 
 impl Copiers {
@@ -52,7 +53,7 @@ impl Copiers {
     /// Hands a job to a thread.
     ///
     /// # Errors
-    /// The job itself, when there is no thread and none can be created: the caller does it.
+    /// Returns the job itself when there is no thread and none can be created: the caller runs it.
     pub fn submit(&'static self, job: Job) -> Result<(), Job> {
         let mut pool = self.lock();
         let own = std::process::id();
@@ -85,7 +86,7 @@ impl Copiers {
 
     fn serve(&self) {
         if self.nice > 0 {
-            // This thread's alone.
+            // On Linux, this changes the nice value of this thread only.
             let _ = rustix::process::setpriority_process(None, self.nice);
         }
         let mut pool = self.lock();
@@ -102,7 +103,7 @@ impl Copiers {
     }
 }
 
-/// What the user must know about missing threads; each sentence is returned once.
+/// Returns the message about missing threads for the user, and returns each message once.
 pub fn take_trouble() -> Option<String> {
     [&FOREGROUND, &BACKGROUND].into_iter().find_map(|c| c.lock().trouble.take())
 }

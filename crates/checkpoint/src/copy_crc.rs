@@ -3,12 +3,12 @@
 //! in registers; memory is the limit.
 //!
 //! Method: Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ" (Intel,
-//! 2009), on four 512-bit accumulators. Streaming stores leave the target's old lines unread: of 1
-//! MB into memory that no cache holds, they take a third of the time of ordinary ones. They wait
-//! for each other at a fence, so a copy in many pieces has one at its end ([`Running::copy_piece`],
-//! [`fence`]). Without AVX-512 the same is done with lanes of 128 bits. Other processors get the
-//! same result from pieces that fit into the cache, copied and then summed by `crc-fast`, which
-//! picks its own instructions.
+//! 2009), on four 512-bit accumulators. Streaming stores leave the target's old lines unread: to
+//! copy 1 MB into memory that no cache holds, they take a third of the time of ordinary ones. A
+//! fence waits for all of them, so a copy in many pieces has one at its end
+//! ([`Running::copy_piece`], [`fence`]). Without AVX-512 the same is done with lanes of 128 bits.
+//! Other processors get the same result from pieces that fit into the cache, copied and then summed
+//! by `crc-fast`, which picks its own instructions.
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -17,13 +17,13 @@ mod pclmul;
 
 use crate::format::digest::{POLYNOMIAL, combine, crc};
 
-/// Below this size tables are faster than anything else. Combining the checksum of a piece takes as
-/// long as copying ten kilobytes.
+/// Below this size, tables are faster than anything else. To combine the checksum of a piece takes
+/// as long as to copy ten kilobytes.
 const BY_TABLE: usize = 256;
 /// Pieces of this size stay in the second-level cache between copy and checksum.
 const PIECE_BYTES: usize = 128 << 10;
 
-/// x^`n` modulo the polynomial, bit-reflected.
+/// Returns x^`n` modulo the polynomial, bit-reflected.
 const fn power(n: u32) -> u64 {
     // x^0 is the highest bit of a reflected value; multiplying by x shifts it down.
     let mut value: u64 = 1 << 63;
@@ -85,7 +85,7 @@ fn by_table(mut state: u64, bytes: &[u8]) -> u64 {
 /// A checksum over consecutive pieces, each copied on the way.
 #[derive(Clone, Copy, Debug)]
 pub struct Running {
-    /// The register of the algorithm: inverted remainder of what came so far.
+    /// The register of the algorithm: the inverted remainder of the bytes so far.
     state: u64,
 }
 
@@ -96,68 +96,71 @@ impl Default for Running {
 }
 
 impl Running {
-    /// Goes on after bytes with this checksum.
+    /// Continues after bytes with this checksum.
     #[must_use]
     pub fn after(checksum: u64) -> Self {
         Running { state: !checksum }
     }
 
-    /// Checksum of everything so far.
+    /// Returns the checksum of all bytes so far.
     #[must_use]
     pub fn value(self) -> u64 {
         !self.state
     }
 
-    /// Copies `len` bytes and goes on with the checksum.
+    /// Copies `len` bytes and adds them to the checksum.
     ///
     /// # Safety
-    /// `source` readable and `target` writable for `len` bytes, not overlapping; nobody else writes
-    /// `target` meanwhile.
+    /// `source` is readable and `target` writable for `len` bytes, and they do not overlap; no
+    /// other thread writes `target` meanwhile.
     pub unsafe fn copy(&mut self, target: *mut u8, source: *const u8, len: usize) {
-        // SAFETY: both ranges are as the caller of this function promises.
+        // SAFETY: the caller guarantees that `source` is readable and `target` writable for `len`
+        // bytes.
         unsafe { self.pass::<true>(target, source, len) }
         fence();
     }
 
-    /// As [`Running::copy`], for one of many pieces. Other threads may not see it before this one
-    /// has called [`fence`].
+    /// Does what [`Running::copy`] does, for one of many pieces. Other threads may not see the
+    /// piece before this one has called [`fence`].
     ///
     /// # Safety
-    /// As [`Running::copy`].
+    /// The same as for [`Running::copy`].
     pub unsafe fn copy_piece(&mut self, target: *mut u8, source: *const u8, len: usize) {
-        // SAFETY: both ranges are as the caller of this function promises.
+        // SAFETY: the caller guarantees that `source` is readable and `target` writable for `len`
+        // bytes.
         unsafe { self.pass::<true>(target, source, len) }
     }
 
-    /// Goes on with the checksum over bytes that are where they belong.
+    /// Adds bytes to the checksum without copying them.
     pub fn read(&mut self, bytes: &[u8]) {
         // SAFETY: readable for its length; the target is not used.
         unsafe { self.pass::<false>(std::ptr::null_mut(), bytes.as_ptr(), bytes.len()) }
     }
 
-    /// Sums `len` bytes of `source` and, if it is to `COPY`, copies them to `target`.
+    /// Sums `len` bytes of `source` and, with `COPY`, copies them to `target`.
     ///
     /// # Safety
-    /// As [`Running::copy`]; without `COPY`, `target` may be anything.
+    /// The same as for [`Running::copy`]; without `COPY`, `target` may be any address.
     unsafe fn pass<const COPY: bool>(&mut self, target: *mut u8, source: *const u8, len: usize) {
         #[cfg(target_arch = "x86_64")]
         if len >= BY_TABLE && has_avx512() {
-            // SAFETY: the instructions are there (checked); the rest is the caller's promise.
+            // SAFETY: `has_avx512` has found the instructions; the caller guarantees both ranges.
             self.state = unsafe { avx512::pass::<COPY>(self.state, target, source, len) };
             return;
         } else if len >= BY_TABLE && has_pclmul() {
-            // SAFETY: as above.
+            // SAFETY: `has_pclmul` has found the instructions; the caller guarantees both ranges.
             self.state = unsafe { pclmul::pass::<COPY>(self.state, target, source, len) };
             return;
         }
-        // SAFETY: both ranges are as the caller of this function promises.
+        // SAFETY: the caller guarantees that `source` is readable and, with `COPY`, `target`
+        // writable for `len` bytes.
         unsafe { self.portable::<COPY>(target, source, len) }
     }
 
-    /// [`Running::pass`] for any processor.
+    /// Does what [`Running::pass`] does, on any processor.
     ///
     /// # Safety
-    /// As [`Running::pass`].
+    /// The same as for [`Running::pass`].
     unsafe fn portable<const COPY: bool>(&mut self, target: *mut u8, source: *const u8, len: usize) {
         let mut at = 0;
         while at < len {
@@ -178,7 +181,7 @@ impl Running {
     }
 }
 
-/// Makes what this thread has copied visible to whoever learns of it from this thread.
+/// Makes what this thread has copied visible to threads that learn of it from this thread.
 pub fn fence() {
     // Miri has neither streaming stores nor the fence for them.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -188,7 +191,7 @@ pub fn fence() {
     }
 }
 
-/// AVX-512 with carry-less multiplication of four lanes at once.
+/// Returns whether AVX-512 can be used with carry-less multiplication of four lanes at once.
 #[cfg(target_arch = "x86_64")]
 fn has_avx512() -> bool {
     streams() && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("vpclmulqdq")
@@ -199,22 +202,23 @@ fn has_pclmul() -> bool {
     streams() && is_x86_feature_detected!("pclmulqdq")
 }
 
-/// Neither a sanitizer nor Miri sees streaming stores.
+/// Returns whether streaming stores may be used: neither a sanitizer nor Miri sees them.
 #[cfg(target_arch = "x86_64")]
 fn streams() -> bool {
     !cfg!(everstep_sanitized) && !cfg!(miri)
 }
 
-/// Copies and sums what does not fill a round of lanes.
+/// Copies and sums bytes that do not fill a round of lanes.
 ///
 /// # Safety
-/// As [`Running::copy`]; without `COPY`, `target` may be anything.
+/// The same as for [`Running::copy`]; without `COPY`, `target` may be any address.
 #[cfg(target_arch = "x86_64")]
 unsafe fn edge<const COPY: bool>(state: u64, target: *mut u8, source: *const u8, len: usize) -> u64 {
-    // SAFETY: both ranges are as the caller of this function promises.
+    // SAFETY: the caller guarantees that `source` is readable for `len` bytes.
     let bytes = unsafe { std::slice::from_raw_parts(source, len) };
     if COPY {
-        // SAFETY: as above; the ranges do not overlap.
+        // SAFETY: the caller guarantees that `target` is writable for `len` bytes and does not
+        // overlap `source`.
         unsafe { std::ptr::copy_nonoverlapping(source, target, len) };
     }
     by_table(state, bytes)
@@ -225,7 +229,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Bit by bit, straight from the polynomial.
+    /// Computes the checksum bit by bit, straight from the polynomial.
     fn oracle(bytes: &[u8]) -> u64 {
         !bytes.iter().fold(u64::MAX, |state, byte| {
             (0..8).fold(state ^ u64::from(*byte), |s, _| if s & 1 == 1 { (s >> 1) ^ POLYNOMIAL } else { s >> 1 })
@@ -243,7 +247,7 @@ mod tests {
             let mut portable = Running::default();
             let mut read = Running::default();
             // SAFETY: the target has 70 bytes more than are copied, and they begin less than 70
-            // bytes behind its start.
+            // bytes after its start.
             unsafe {
                 let to = target.as_mut_ptr().add(skew);
                 pieces.copy(to, bytes.as_ptr(), cut);
@@ -253,11 +257,12 @@ mod tests {
                 portable.portable::<true>(target.as_mut_ptr().add(skew), bytes.as_ptr(), bytes.len());
             }
             prop_assert_eq!(&target[skew..skew + bytes.len()], &bytes[..]);
-            // Not chosen where there is AVX-512.
+            // Not chosen on a processor with AVX-512.
             #[cfg(target_arch = "x86_64")]
             if has_pclmul() {
                 target.fill(0);
-                // SAFETY: as above.
+                // SAFETY: `has_pclmul` has found the instructions; the target has 70 bytes more
+                // than are copied, and they begin less than 70 bytes after its start.
                 let state = unsafe { pclmul::pass::<true>(u64::MAX, target.as_mut_ptr().add(skew), bytes.as_ptr(), bytes.len()) };
                 fence();
                 prop_assert_eq!(&target[skew..skew + bytes.len()], &bytes[..]);

@@ -1,6 +1,6 @@
-//! Large files past the page cache: aligned memory straight to the device (`O_DIRECT`), several
-//! writers, space reserved first. Buffered writes of new data reach a third to a sixth of that, and
-//! push others' pages out.
+//! Large files that bypass the page cache: aligned memory straight to the device (`O_DIRECT`),
+//! several writers, space reserved first. Buffered writes of new data reach a third to a sixth of
+//! that, and evict the pages of other processes.
 
 use crate::regular_file::open_regular;
 use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, fcntl_getfl, fcntl_setfl, ftruncate, open};
@@ -12,11 +12,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Addresses, offsets and lengths are multiples of this.
+/// Addresses, offsets and lengths are multiples of this number of bytes.
 pub const ALIGN: usize = 4096;
 /// Bytes per request.
 const REQUEST_BYTES: usize = 8 << 20;
-/// Requests under way at once.
+/// Number of requests in flight at once.
 const WRITERS: usize = 4;
 
 /// A limit on bandwidth, shared by all writers.
@@ -27,13 +27,13 @@ pub struct Throttle {
 }
 
 impl Throttle {
-    /// A limit of `bytes_per_second`; 0 is no limit.
+    /// Limits the bandwidth to `bytes_per_second`; 0 means no limit.
     #[must_use]
     pub fn new(bytes_per_second: u64) -> Self {
         Throttle { bytes_per_second, next: Mutex::new(Instant::now()) }
     }
 
-    /// Returns how long to wait before `bytes` may go.
+    /// Returns how long to wait before `bytes` bytes may be written.
     pub fn delay(&self, bytes: usize) -> Duration {
         if self.bytes_per_second == 0 {
             return Duration::ZERO;
@@ -46,9 +46,9 @@ impl Throttle {
     }
 }
 
-/// Writes a new file from two pieces of page-aligned memory and makes it durable (its directory is
-/// the caller's). The head is a multiple of [`ALIGN`] long; the body is written up to the next
-/// multiple and cut to `body_bytes`.
+/// Writes a new file from two pieces of page-aligned memory and makes it durable (to sync its
+/// directory is up to the caller). The head is a multiple of [`ALIGN`] long; the body is written up
+/// to the next multiple and cut to `body_bytes`.
 ///
 /// # Errors
 /// Those of the file system; `InvalidInput` when something is not aligned.
@@ -82,7 +82,7 @@ pub fn write_file(path: &Path, head: &[u8], body: &[u8], body_bytes: usize, thro
     };
     std::thread::scope(|scope| {
         let others = WRITERS.min(body.len().div_ceil(REQUEST_BYTES)).saturating_sub(1);
-        // Where no thread can be had, fewer of them do it.
+        // If a thread cannot be created, fewer of them do the work.
         let thread = |_| std::thread::Builder::new().spawn_scoped(scope, work).ok();
         let helpers: Vec<_> = (0..others).filter_map(thread).collect();
         let mut done = work();
@@ -106,8 +106,8 @@ fn write_all(file: &OwnedFd, mut bytes: &[u8], mut at: u64, throttle: &Throttle)
                 at += n as u64;
             }
             Err(Errno::INTR) => {}
-            // A device with larger blocks, or a short write in between: the rest goes through the
-            // cache.
+            // A device with larger blocks, or a short write before this one: the rest goes through
+            // the page cache.
             Err(Errno::INVAL) if fcntl_getfl(file)?.contains(OFlags::DIRECT) => {
                 fcntl_setfl(file, fcntl_getfl(file)? - OFlags::DIRECT)?;
             }
@@ -117,7 +117,7 @@ fn write_all(file: &OwnedFd, mut bytes: &[u8], mut at: u64, throttle: &Throttle)
     Ok(())
 }
 
-/// A file opened for reading past the cache where the file system can.
+/// A file opened for reading that bypasses the page cache if the file system supports it.
 #[derive(Debug)]
 pub struct Source {
     file: OwnedFd,
@@ -140,7 +140,7 @@ impl Source {
         Ok(Source { file })
     }
 
-    /// Its length.
+    /// Returns the length of the file in bytes.
     ///
     /// # Errors
     /// Those of the file system.
@@ -148,7 +148,8 @@ impl Source {
         u64::try_from(rustix::fs::fstat(&self.file)?.st_size).map_err(io::Error::other)
     }
 
-    /// Fills `into` (aligned, as is `at`) as far as the file goes; returns how far that is.
+    /// Fills `into` (aligned, as is `at`) up to the end of the file; returns the number of bytes
+    /// read.
     ///
     /// # Errors
     /// Those of the file system.

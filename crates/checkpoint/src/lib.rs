@@ -1,5 +1,5 @@
-//! everstep-checkpoint moves bytes. What a step is worth is decided in `core`; here tensors go into
-//! slots of shared memory, from there to durable storage, and back.
+//! everstep-checkpoint moves bytes: tensors go into slots of shared memory, from there to durable
+//! storage, and back. `core` decides which steps to use.
 //!
 //! ```text
 //!  tensors ──capture──> slot (arena) ──persist──> step-N/rank-R.safetensors + manifest.json

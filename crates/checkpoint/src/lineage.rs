@@ -1,5 +1,5 @@
-//! Which checkpoint continues which. Pure: what the directory holds goes in, the branch to continue
-//! comes out.
+//! Which checkpoint continues which. Pure: the contents of the directory go in, and the branch to
+//! continue comes out.
 //!
 //! Training is a line of steps. Going back to an earlier step and training on from there makes a
 //! second line beside the first: a *branch*. Every manifest records its own branch and the steps at
@@ -8,51 +8,52 @@
 use everstep_wire::limits::{LINEAGE_FORKS_MAX, LINEAGE_TURN_MAX};
 use serde::{Deserialize, Serialize};
 
-/// Where a branch was left for another one.
+/// A point where a branch was left for another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fork {
-    /// The branch that was left; 0: checkpoints without a lineage, of earlier versions.
+    /// The branch that was left; 0 stands for checkpoints of earlier versions, which have no
+    /// lineage.
     pub branch: u64,
     /// The last step that both have in common.
     pub step: u64,
-    /// The user asked for this step. Otherwise what came after it could not be read.
+    /// Whether the user asked for this step. Otherwise the steps after it could not be read.
     pub asked: bool,
 }
 
-/// The branch of a checkpoint, and where it comes from.
+/// The branch of a checkpoint, and its ancestors.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lineage {
     /// Number of the branch: the turn in which it began.
     pub branch: u64,
-    /// Rises whenever training goes on in another branch than before: the highest one ran last.
+    /// Rises whenever training continues in another branch than before: the highest one ran last.
     pub turn: u64,
-    /// Where this branch and those before it began, the latest first.
+    /// Where this branch and its ancestors began, the latest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub forks: Vec<Fork>,
 }
 
-/// A checkpoint, as far as its place among the others is concerned.
+/// The position of a checkpoint among the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Its step.
+    /// Step of the checkpoint.
     pub step: u64,
-    /// As its manifest has it; the default where that has none.
+    /// Lineage in its manifest; the default if the manifest has none.
     pub lineage: Lineage,
 }
 
-/// Number of no branch: checkpoints that were not saved by a training loop.
+/// Branch number of checkpoints that were not saved by a training loop and belong to no branch.
 pub const OUTSIDE: u64 = u64::MAX;
 
-/// What training goes on from.
+/// The state that training continues from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum From {
-    /// Nothing: step 0.
+    /// No state: training begins at step 0.
     Scratch,
-    /// Memory, which holds what ran last.
+    /// State in memory, which is that of the branch that ran last.
     Memory {
-        /// The step.
+        /// The step in memory.
         step: u64,
     },
     /// A durable checkpoint.
@@ -60,29 +61,30 @@ pub enum From {
 }
 
 impl Lineage {
-    /// Whether training can have produced this lineage: its turn is within the limit, and its
-    /// branch did not begin in a later turn. Anything else is damaged or made up.
+    /// Returns whether training can have produced this lineage: its turn is within the limit, and
+    /// its branch did not begin in a later turn. Any other lineage is damaged or made up.
     #[must_use]
     pub fn is_possible(&self) -> bool {
         self.turn <= LINEAGE_TURN_MAX && self.branch <= self.turn
     }
 
-    /// A checkpoint of this branch, or of one that it comes from, before the fork.
+    /// Returns whether a checkpoint is of this branch, or of an ancestor before the fork.
     #[must_use]
     pub fn includes(&self, other: &Place) -> bool {
         let branch = other.lineage.branch;
         branch == self.branch || self.forks.iter().any(|f| f.branch == branch && other.step <= f.step)
     }
 
-    /// A checkpoint that an automatic fallback has left behind: beyond a fork that nobody asked
-    /// for.
+    /// Returns whether an automatic fallback has left the checkpoint behind: it lies beyond a fork
+    /// that the user did not ask for.
     #[must_use]
     pub fn left_behind(&self, other: &Place) -> bool {
         let fork = self.forks.iter().find(|f| f.branch == other.lineage.branch);
         !self.includes(other) && fork.is_some_and(|f| !f.asked)
     }
 
-    /// The branch, of this one and those before it, that `step` belongs to.
+    /// Returns the branch, of this one and its ancestors, that `step` belongs to, and the forks
+    /// before it.
     #[must_use]
     pub fn at(&self, step: u64) -> (u64, &[Fork]) {
         let mut at = (self.branch, self.forks.as_slice());
@@ -95,8 +97,8 @@ impl Lineage {
     }
 }
 
-/// The branch that ran last, by the record of the running branch and by what is durable; `None`
-/// when nothing tells.
+/// Returns the branch that ran last, from the record of the running branch and the durable
+/// checkpoints; `None` if there are neither.
 #[must_use]
 pub fn last<'a>(record: Option<&'a Lineage>, known: &'a [Place]) -> Option<&'a Lineage> {
     let inside = known.iter().filter(|p| p.lineage.branch != OUTSIDE);
@@ -108,7 +110,8 @@ pub fn last<'a>(record: Option<&'a Lineage>, known: &'a [Place]) -> Option<&'a L
     }
 }
 
-/// Steps of the branch that ran last, newest first. Without any lineage: all.
+/// Returns the indices of the checkpoints of the branch that ran last, newest first. Without any
+/// lineage, these are all checkpoints.
 #[must_use]
 pub fn line(record: Option<&Lineage>, known: &[Place]) -> Vec<usize> {
     let ran = last(record, known).cloned().unwrap_or_default();
@@ -118,8 +121,8 @@ pub fn line(record: Option<&Lineage>, known: &[Place]) -> Vec<usize> {
     line
 }
 
-/// The forks of a branch that begins at `step` of this one, or of one before it. What the user left
-/// earlier stays left by the user.
+/// Returns the forks of a branch that begins at `step` of this one, or of an ancestor. Forks that
+/// the user asked for earlier stay marked as such.
 fn leave(ran: &Lineage, step: u64, asked: bool) -> Vec<Fork> {
     let (_, before) = ran.at(step);
     let passed = ran.forks.len() - before.len();
@@ -128,22 +131,22 @@ fn leave(ran: &Lineage, step: u64, asked: bool) -> Vec<Fork> {
     left.chain(before.iter().copied()).take(LINEAGE_FORKS_MAX).collect()
 }
 
-/// How training goes on.
+/// How training continues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Departure {
-    /// What it goes on from.
+    /// The state that it continues from.
     pub from: From,
-    /// The user named the step.
+    /// Whether the user named the step.
     pub asked: bool,
-    /// The branches are those of another directory that this one is a copy of: training begins a
-    /// branch of its own.
+    /// Whether the branches are those of another directory that this one is a copy of. Training
+    /// then begins a branch of its own.
     pub copied: bool,
-    /// What it goes on from was written in another directory: that branch may go on there.
+    /// Whether the state was written in another directory, in which its branch may continue.
     pub inherited: bool,
 }
 
-/// The branch in which training goes on. `unread`: steps of what is there and cannot be read, which
-/// may be of the branch that ran last.
+/// Returns the branch in which training continues. `unread` has the steps of checkpoints that exist
+/// and cannot be read; they may be of the branch that ran last.
 #[must_use]
 pub fn begin(record: Option<&Lineage>, known: &[Place], unread: &[u64], departure: Departure) -> Lineage {
     let Departure { from, asked, copied, inherited } = departure;
@@ -157,7 +160,7 @@ pub fn begin(record: Option<&Lineage>, known: &[Place], unread: &[u64], departur
         };
     };
     let step = match from {
-        // Nothing of what there is belongs to this one.
+        // None of the known checkpoints belongs to this branch.
         From::Scratch if known.is_empty() && ran.forks.is_empty() && !copied => return ran.clone(),
         From::Scratch => return fresh(Vec::new()),
         From::Memory { step } | From::Durable(Place { step, .. }) => step,
@@ -268,10 +271,10 @@ mod tests {
         let own = copied(Some(&second), &known, durable(&known, 13, 2));
         assert_eq!((own.branch, own.turn), (3, 3));
         assert_eq!(steps(Some(&own), &known), [13, 11, 10]);
-        // The original goes on, and what it makes is copied here later.
+        // The original continues, and its next checkpoint is copied here later.
         known.push(place(30, &second));
         assert_eq!(steps(Some(&own), &known), [13, 11, 10]);
-        // Back to the last step of a branch that goes on elsewhere: that is a branch of its own,
+        // Back to the last step of a branch that continues elsewhere: that is a branch of its own,
         // too.
         let from = durable(&known, 20, 1);
         let back = begin(Some(&own), &known, &[], Departure { from, asked: true, copied: false, inherited: true });

@@ -11,15 +11,15 @@ use std::sync::{Arc, Mutex};
 /// Mappings of slot files, by path.
 #[derive(Debug, Default)]
 pub struct Mapped {
-    /// With the file's identity: another file under the same name is another slot.
+    /// With the inode of the file: another file under the same name is another slot.
     slots: Mutex<BTreeMap<PathBuf, (u64, Arc<Slot>)>>,
 }
 
 impl Mapped {
-    /// Opens a slot, or finds it open.
+    /// Returns the slot at `path`, and opens it if it is not open yet.
     ///
     /// # Errors
-    /// As [`Slot::open`].
+    /// The same as for [`Slot::open`].
     pub fn open(&self, path: &Path) -> io::Result<Arc<Slot>> {
         let about = match std::fs::symlink_metadata(path) {
             Ok(about) => about,
@@ -40,7 +40,7 @@ impl Mapped {
         Ok(slot)
     }
 
-    /// Lets go of a file that is no slot any more.
+    /// Drops the mapping of a file that is no longer a slot.
     pub fn forget(&self, path: &Path) {
         if let Ok(mut slots) = self.slots.lock() {
             slots.remove(path);

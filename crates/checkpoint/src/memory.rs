@@ -3,7 +3,7 @@
 //! Words are atomics, and [`Memory::load`] and [`Memory::store`] go through them. Even if others
 //! write at the same time, a load returns valid bytes. They may come from two writers, which a
 //! checksum detects. Slices are for bulk data. They are `unsafe`, because only the protocol for the
-//! contents of the memory (for slots: [`crate::arena`]) ensures that nobody changes the bytes under
+//! contents of the memory (for slots: [`crate::arena`]) ensures that the bytes do not change under
 //! them.
 
 use crate::copy_crc::Running;
@@ -23,7 +23,7 @@ pub unsafe trait Memory: Send + Sync {
     /// Returns the address of the first byte.
     fn start(&self) -> *mut u8;
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     fn len(&self) -> usize;
 
     /// Returns whether the memory has no bytes.
@@ -45,7 +45,7 @@ pub unsafe trait Memory: Send + Sync {
     /// for use as a futex.
     ///
     /// # Panics
-    /// As [`Memory::word`].
+    /// The same as for [`Memory::word`].
     fn half_word(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(WORD) && offset + WORD <= self.len(), "word outside the memory");
         // SAFETY: in bounds and aligned (checked, and `start` is aligned); atomics may be shared.
@@ -55,7 +55,7 @@ pub unsafe trait Memory: Send + Sync {
     /// Returns the words from `offset` (a multiple of 8) to the end.
     ///
     /// # Panics
-    /// As [`Memory::word`].
+    /// The same as for [`Memory::word`].
     fn words(&self, offset: usize) -> &[AtomicU64] {
         assert!(offset.is_multiple_of(WORD) && offset <= self.len(), "words outside the memory");
         // SAFETY: in bounds and aligned (checked, and `start` is aligned); atomics may be shared.
@@ -95,8 +95,8 @@ pub unsafe trait Memory: Send + Sync {
     }
 
     /// Copies `parts` in one after the other, word by word. The other bytes of the first and the
-    /// last word keep their values if nobody else writes to these words meanwhile. Returns where
-    /// the last part ends.
+    /// last word keep their values if no other thread writes to these words meanwhile. Returns
+    /// where the last part ends.
     ///
     /// # Errors
     /// `InvalidInput` when they do not fit, or end in a word that lies partly outside. Nothing is
@@ -131,55 +131,57 @@ pub unsafe trait Memory: Send + Sync {
     /// Returns bytes in place.
     ///
     /// # Safety
-    /// Nobody writes to them, in this process or another, while the slice lives.
+    /// No thread writes to them, in this process or another, while the slice lives.
     unsafe fn slice(&self, offset: usize, len: usize) -> Option<&[u8]> {
         self.check(offset, len).ok()?;
-        // SAFETY: in bounds (checked); bytes have no invalid values; the rest is the caller's
-        // promise.
+        // SAFETY: in bounds (checked), and bytes have no invalid values; the caller guarantees that
+        // no thread writes to them while the slice lives.
         Some(unsafe { std::slice::from_raw_parts(self.start().add(offset), len) })
     }
 
     /// Returns bytes to be filled in place.
     ///
     /// # Safety
-    /// Nobody else reads or writes them, in this process or another, while the slice lives.
+    /// No other thread reads or writes them, in this process or another, while the slice lives.
     ///
     /// # Errors
     /// `InvalidInput` when they do not fit.
     #[allow(clippy::mut_from_ref)]
     unsafe fn slice_mut(&self, offset: usize, len: usize) -> io::Result<&mut [u8]> {
         self.check(offset, len)?;
-        // SAFETY: in bounds (checked); bytes have no invalid values; the rest is the caller's
-        // promise.
+        // SAFETY: in bounds (checked), and bytes have no invalid values; the caller guarantees that
+        // no other thread uses them while the slice lives.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.start().add(offset), len) })
     }
 
     /// Copies `len` bytes from `source`.
     ///
     /// # Safety
-    /// `source` is readable for `len` bytes and does not overlap this memory. Nobody else reads or
-    /// writes the target meanwhile.
+    /// `source` is readable for `len` bytes and does not overlap this memory. No other thread reads
+    /// or writes the target meanwhile.
     ///
     /// # Errors
     /// `InvalidInput` when they do not fit.
     unsafe fn copy_from(&self, offset: usize, source: *const u8, len: usize) -> io::Result<()> {
         self.check(offset, len)?;
-        // SAFETY: the target is in bounds (checked), the rest is the caller's promise.
+        // SAFETY: the target is in bounds (checked); the caller guarantees that `source` is
+        // readable and does not overlap it, and that no other thread uses the target.
         unsafe { std::ptr::copy_nonoverlapping(source, self.start().add(offset), len) };
         Ok(())
     }
 
-    /// As [`Memory::copy_from`], with a checksum over what is copied, in one pass. Other threads
-    /// may not see it before this one has called [`crate::copy_crc::fence`].
+    /// Copies `len` bytes from `source` and adds them to a checksum, in one pass. Other threads may
+    /// not see the copy before this one has called [`crate::copy_crc::fence`].
     ///
     /// # Safety
-    /// As [`Memory::copy_from`].
+    /// The same as for [`Memory::copy_from`].
     ///
     /// # Errors
     /// `InvalidInput` when they do not fit.
     unsafe fn sum_from(&self, offset: usize, source: *const u8, len: usize, sum: &mut Running) -> io::Result<()> {
         self.check(offset, len)?;
-        // SAFETY: the target is in bounds (checked), the rest is the caller's promise.
+        // SAFETY: the target is in bounds (checked); the caller guarantees that `source` is
+        // readable and does not overlap it, and that no other thread uses the target.
         unsafe { sum.copy_piece(self.start().add(offset), source, len) };
         Ok(())
     }
@@ -220,8 +222,8 @@ mod heap {
     use super::{Heap, Memory, WORD};
     use std::cell::UnsafeCell;
 
-    // SAFETY: only raw pointers to the words are given out; the contract of `Memory` says who may
-    // use them, and when.
+    // SAFETY: only raw pointers to the words are given out; the contract of `Memory` states which
+    // threads may use them, and when.
     unsafe impl Sync for Heap {}
 
     // SAFETY: the words of a vector are aligned. They do not move and the length does not change,
@@ -253,7 +255,7 @@ mod tests {
     fn what_is_stored_at_any_offset_is_loaded_and_nothing_beside_it_changes() {
         let memory = Heap::new(64);
         let all: Vec<u8> = (1..=64).collect();
-        // Miri takes a thousand times as long.
+        // Miri is a thousand times slower.
         let every = if cfg!(miri) { 5 } else { 1 };
         for from in (0..20).step_by(every) {
             for first in (0..12).step_by(every) {
@@ -276,7 +278,7 @@ mod tests {
         let memory = Heap::new(64);
         assert!(memory.store(60, &[&[0; 5]]).is_err() && memory.load(60, 5).is_none());
         assert!(memory.load(usize::MAX, 2).is_none() && memory.address(64, 1).is_err());
-        // SAFETY: nobody else uses this memory.
+        // SAFETY: this test is the only user of the memory.
         unsafe {
             assert!(memory.slice(57, 8).is_none() && memory.slice(56, 8).is_some());
             assert!(memory.slice_mut(64, 1).is_err() && memory.copy_from(64, [1].as_ptr(), 1).is_err());

@@ -1,26 +1,26 @@
-//! Processes of this machine, told apart although their numbers are used again.
+//! Identifies processes of this machine, although their numbers are reused.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-/// When a process was started, in clock ticks since the machine was; `None` if there is none, or if
-/// it has ended and has not been waited for yet.
+/// Returns when a process was started, in clock ticks since the machine was; `None` if it does not
+/// exist, or if it has ended and has not been waited for yet.
 pub(crate) fn started(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything.
+    // The name in parentheses may contain any characters.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let ended = matches!(fields.next()?, "Z" | "X");
     fields.nth(18)?.parse().ok().filter(|_| !ended)
 }
 
-/// Whether no process has this number.
+/// Returns whether no process has this number.
 pub(crate) fn is_gone(pid: i32) -> bool {
     let pid = rustix::process::Pid::from_raw(pid);
     pid.is_none_or(|pid| rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH))
 }
 
-/// Whether the process that was started then has certainly ended. With `hidepid`, `/proc` does not
-/// show those of other users.
+/// Returns whether the process that was started at `then` has certainly ended. With `hidepid`,
+/// `/proc` does not show those of other users.
 pub(crate) fn has_ended(pid: u32, then: u64) -> bool {
     match started(pid) {
         Some(now) => now != then,
@@ -32,28 +32,28 @@ fn identity(pid: u32, started: u64) -> u64 {
     (started << 32) | u64::from(pid)
 }
 
-/// This process as one word.
+/// Returns the identity of this process as one word: its start time and its number.
 pub(crate) fn this() -> u64 {
     let pid = std::process::id();
     identity(pid, started(pid).unwrap_or(0))
 }
 
-/// The number of the process.
+/// Returns the number of the process.
 pub(crate) fn number(process: u64) -> u32 {
     (process & u64::from(u32::MAX)) as u32
 }
 
-/// Whether the word describes a process and says when it was started.
+/// Returns whether the word has both the number of a process and its start time.
 pub(crate) fn is_complete(process: u64) -> bool {
     number(process) != 0 && process >> 32 != 0
 }
 
-/// The pid namespace of this process, in which its number means this process; 0 if it is not known.
+/// Returns the pid namespace of this process, in which its number is valid; 0 if it is not known.
 pub(crate) fn namespace() -> u64 {
     fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino())
 }
 
-/// Whether a process that [`this`] has described has not ended.
+/// Returns whether a process that [`this`] has described has not ended.
 pub(crate) fn lives(process: u64) -> bool {
     let pid = number(process);
     started(pid).is_some_and(|started| identity(pid, started) == process)

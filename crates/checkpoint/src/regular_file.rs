@@ -1,5 +1,5 @@
 //! Files of checkpoints: regular ones only, whatever else has their names. A link may lead
-//! anywhere, a device never ends, and a FIFO blocks whoever opens it.
+//! anywhere, a device never ends, and opening a FIFO blocks.
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl, fstat, openat};
 use rustix::io::Errno;
@@ -21,7 +21,7 @@ fn open_in(at: impl AsFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
     let other = || io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file");
     let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = match openat(at, path, flags, Mode::from_raw_mode(0o600)) {
-        // A link; a FIFO that nobody reads, or a socket.
+        // A link; a FIFO without a reader, or a socket.
         Err(Errno::LOOP | Errno::NXIO) => return Err(other()),
         opened => opened?,
     };
@@ -35,15 +35,15 @@ fn open_in(at: impl AsFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
 /// Reads a small regular file whole.
 ///
 /// # Errors
-/// As [`open_regular`]; `InvalidData` for one that is longer than `limit`.
+/// The same as for [`open_regular`]; `InvalidData` for one that is longer than `limit`.
 pub fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     read_regular_in(CWD, path, limit)
 }
 
-/// The same by a path that begins at a directory which is held open.
+/// Does what [`read_regular`] does, for a path relative to a directory that is held open.
 ///
 /// # Errors
-/// As [`read_regular`].
+/// The same as for [`read_regular`].
 pub fn read_regular_in(at: impl AsFd, path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let file = File::from(open_in(at, path, OFlags::RDONLY)?);
     let long = || io::Error::new(io::ErrorKind::InvalidData, format!("it is longer than the limit of {limit} bytes"));

@@ -1,5 +1,5 @@
 //! Restore: from a slot or a shard file into tensors. Every chunk is verified in the pass that
-//! copies it; a damaged one is named, so that it can be fetched from elsewhere.
+//! copies it; a damaged one is reported, so that it can be fetched from elsewhere.
 
 use crate::arena::{Label, Slot, SlotError};
 use crate::copy_crc::Running;
@@ -29,25 +29,25 @@ pub enum RestoreError {
     /// The file cannot be read.
     #[error("cannot read {path}: {source}")]
     Unreadable {
-        /// the file
+        /// path of the file
         path: String,
-        /// what the system said
+        /// error of the system
         source: std::io::Error,
     },
-    /// The file is not what was written.
+    /// The file differs from what was written.
     #[error("{path} is damaged: {what}")]
     Damaged {
-        /// the file
+        /// path of the file
         path: String,
-        /// what is wrong
+        /// description of the damage
         what: String,
     },
-    /// Some chunks of the region are not what was written.
+    /// Some chunks of the region differ from what was written.
     #[error("{path} is damaged: {} chunks of 1 MiB, the first is number {}", chunks.len(), chunks.first().unwrap_or(&0))]
     Chunks {
-        /// the file
+        /// path of the file
         path: String,
-        /// which
+        /// numbers of the chunks
         chunks: Vec<usize>,
     },
 }
@@ -55,17 +55,17 @@ pub enum RestoreError {
 /// Why a tensor cannot be read into the memory of a model.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
-    /// No such tensor.
+    /// The checkpoint has no such tensor.
     #[error("{0} is not in the checkpoint")]
     Unknown(String),
-    /// It has another size.
+    /// The tensor has another size.
     #[error("{name} has {bytes} bytes in the checkpoint, {room} in the model")]
     Room {
-        /// The tensor.
+        /// name of the tensor
         name: String,
-        /// Its length.
+        /// length of the tensor in bytes
         bytes: u64,
-        /// The length of the memory.
+        /// length of the memory in bytes
         room: usize,
     },
 }
@@ -73,35 +73,35 @@ pub enum TargetError {
 /// Memory that a part of the region is copied to.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// Where the part begins in the region.
+    /// Offset of the part in the region.
     pub offset: u64,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
     /// Address of the first byte.
     pub address: usize,
 }
 
 enum Bytes {
-    /// A slot that somebody may begin to write. Its bytes are copied word by word before they are
+    /// A slot that may be written at any time. Its bytes are copied word by word before they are
     /// used.
     Slot(Arc<Slot>),
-    /// A slot that nobody writes. Its bytes are used in place.
+    /// A slot that is not written. Its bytes are used in place.
     StillSlot(Arc<Slot>),
-    /// The region begins at the offset, which is aligned.
+    /// A file or object, and the aligned offset at which its region begins.
     Stored(ShardSource, u64),
 }
 
-/// A shard whose index is verified; its chunks are when they are read.
+/// A shard whose index is verified. Its chunks are verified when they are read.
 pub struct Shard {
     bytes: Bytes,
     index: Index,
     path: String,
     places: Option<Places>,
-    /// Checksums of values that are read alone, by where they begin.
+    /// Checksums of values that can be read alone, by their offsets.
     values: BTreeMap<u64, u64>,
 }
 
-/// What reading the header of one of many shards leaves for the next.
+/// Data from reading the header of a shard, kept to read the next one faster.
 #[derive(Debug, Default)]
 pub struct Headers {
     lines: Lines,
@@ -119,20 +119,21 @@ impl Shard {
     /// Opens a slot.
     ///
     /// # Errors
-    /// As [`Slot::inspect`].
+    /// The same as for [`Slot::inspect`].
     pub fn from_slot(slot: Arc<Slot>) -> Result<(Self, Label), SlotError> {
         Self::of_slot(&slot, Bytes::Slot(slot.clone()))
     }
 
-    /// As [`Shard::from_slot`], but reads the slot in place, without an intermediate copy. For
-    /// workers, which restore from slots that only they write: a reader's count ([`Slot::read`])
-    /// would stay in the slot if a worker died while its agent lives.
+    /// Does what [`Shard::from_slot`] does, but reads the slot in place, without an intermediate
+    /// copy. For workers, which restore from slots that only they write: a reader's count
+    /// ([`Slot::read`]) would stay in the slot if a worker died while its agent lives.
     ///
     /// # Safety
-    /// Nobody writes the region of the slot while the shard reads it.
+    /// No thread writes the region of the slot while the shard reads it, in this process or
+    /// another.
     ///
     /// # Errors
-    /// As [`Slot::inspect`].
+    /// The same as for [`Slot::inspect`].
     pub unsafe fn from_still_slot(slot: Arc<Slot>) -> Result<(Self, Label), SlotError> {
         Self::of_slot(&slot, Bytes::StillSlot(slot.clone()))
     }
@@ -152,11 +153,11 @@ impl Shard {
         Self::from_file_after(directory, entry, &mut Headers::default())
     }
 
-    /// The same for one of many, which costs less where its header has the lines of the one
-    /// `before`.
+    /// Does what [`Shard::from_file`] does for one of many shards. It costs less if the header has
+    /// the same lines as the one `before`.
     ///
     /// # Errors
-    /// As [`Shard::from_file`].
+    /// The same as for [`Shard::from_file`].
     pub fn from_file_after(directory: &Path, entry: &ShardFile, before: &mut Headers) -> Result<Self, RestoreError> {
         let path = directory.join(&entry.file);
         let name = path.display().to_string();
@@ -171,7 +172,7 @@ impl Shard {
         if length != entry.bytes {
             return Err(damaged(&format!("{length} bytes long, {} were written", entry.bytes)));
         }
-        // The first page says how long the header is; mostly as long as the last one was.
+        // The first page contains the length of the header, which is mostly that of the last one.
         let Headers { lines, room } = before;
         let mut memory = match room.take() {
             Some(memory) => memory,
@@ -217,19 +218,20 @@ impl Shard {
         Ok(Shard { bytes: Bytes::Stored(source, region_at), index, path: name, places, values })
     }
 
-    /// What it holds.
+    /// Returns the tensors of the shard, and the checksums of its chunks.
     #[must_use]
     pub fn index(&self) -> &Index {
         &self.index
     }
 
-    /// Where its tensors belong, as its header says.
+    /// Returns where its tensors belong in larger ones, according to its header.
     #[must_use]
     pub fn places(&self) -> Option<&Places> {
         self.places.as_ref()
     }
 
-    /// Tensors to memory of exactly their size: (name, address, bytes that there is room for) each.
+    /// Returns the targets for tensors: (name, address, length of the memory) each. The memory must
+    /// have exactly the size of the tensor.
     ///
     /// # Errors
     /// [`TargetError`].
@@ -245,25 +247,25 @@ impl Shard {
         wanted.iter().map(target).collect()
     }
 
-    /// The file.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Reads the whole region, keeping nothing.
+    /// Reads and verifies the whole region, without copying any of it.
     ///
     /// # Errors
-    /// As [`Shard::load`].
+    /// The same as for [`Shard::load`].
     pub fn verify(&self, threads: usize) -> Result<(), RestoreError> {
-        // SAFETY: there are no targets.
+        // SAFETY: without targets, nothing is copied.
         unsafe { self.load(&[], threads, true) }
     }
 
-    /// One part of the region, verified.
+    /// Returns a part of the region, verified.
     ///
     /// # Errors
-    /// As [`Shard::load`], and when the part lies outside.
+    /// The same as for [`Shard::load`]; also fails when the part lies outside.
     pub fn fetch(&self, offset: u64, bytes: u64) -> Result<Vec<u8>, RestoreError> {
         let outside = || RestoreError::Damaged { path: self.path.clone(), what: "a tensor lies outside".into() };
         let end = offset.checked_add(bytes).filter(|e| *e <= self.index.bytes()).ok_or_else(outside)?;
@@ -276,13 +278,13 @@ impl Shard {
         let first = usize::try_from(offset / chunk).map_err(|_| outside())?;
         let last = usize::try_from(end.div_ceil(chunk)).map_err(|_| outside())?;
         let readers = Readers::within(1, target.bytes);
-        // SAFETY: the vector has room for exactly this.
+        // SAFETY: `found` has room for exactly `bytes` bytes, and no other thread uses it.
         unsafe { self.load_chunks(std::iter::once(first..last), &[target], readers, true)? };
         Ok(found)
     }
 
-    /// A value that has a checksum of its own, without the rest of its chunk; `None` when it has
-    /// none or is not what it should be.
+    /// Returns a value that has a checksum of its own, without reading the rest of its chunk;
+    /// `None` when it has none or the value does not match it.
     fn value(&self, offset: u64, bytes: u64) -> Option<Vec<u8>> {
         let (Bytes::Stored(source, at), Some(sum)) = (&self.bytes, self.values.get(&offset)) else { return None };
         let begins = offset / ALIGN as u64 * ALIGN as u64;
@@ -302,19 +304,19 @@ impl Shard {
         Err(RestoreError::Damaged { path: self.path.clone(), what: "a tensor lies outside".into() })
     }
 
-    /// Copies parts of the region to where they belong, and reads and verifies only chunks that
-    /// hold some of them. Parts may overlap. What the targets hold after an error is of no use.
+    /// Copies parts of the region to their targets, and reads and verifies only chunks that contain
+    /// some of them. Parts may overlap. After an error, the contents of the targets are undefined.
     ///
     /// # Safety
-    /// As [`Shard::load`].
+    /// The same as for [`Shard::load`].
     ///
     /// # Errors
-    /// As [`Shard::load`], and when a part lies outside.
+    /// The same as for [`Shard::load`]; also fails when a part lies outside.
     pub unsafe fn load_parts(&self, targets: &[Target], readers: Readers) -> Result<(), RestoreError> {
         self.all_inside(targets)?;
         let mut left: Vec<Target> = targets.iter().copied().filter(|t| t.bytes > 0).collect();
         left.sort_unstable_by_key(|t| t.offset);
-        // Each pass takes parts that do not overlap: all of them, as a rule, at the first.
+        // Each pass takes parts that do not overlap; usually, the first pass takes all of them.
         while !left.is_empty() {
             let (mut pass, mut later): (Vec<Target>, Vec<Target>) = (Vec::with_capacity(left.len()), Vec::new());
             let mut reach = 0;
@@ -326,18 +328,19 @@ impl Shard {
                     later.push(target);
                 }
             }
-            // SAFETY: the caller keeps the targets writable and lets nobody else use them.
+            // SAFETY: the caller keeps the targets writable and guarantees that no other thread
+            // uses them.
             unsafe { self.load_chunks(touched(&pass), &pass, readers, true)? };
             left = later;
         }
         Ok(())
     }
 
-    /// Copies parts of the region, which do not overlap, to where they belong. Chunks that hold no
-    /// part are verified, too. After an error, the contents of the targets are undefined.
+    /// Copies parts of the region, which do not overlap, to their targets. Chunks without a part
+    /// are verified, too. After an error, the contents of the targets are undefined.
     ///
     /// # Safety
-    /// Every target must be writable for its length, and nobody else may use it meanwhile.
+    /// Every target must be writable for its length, and no other thread may use it meanwhile.
     ///
     /// # Errors
     /// [`RestoreError::Chunks`] with all damaged chunks; those of the file system.
@@ -350,7 +353,8 @@ impl Shard {
         }
         let largest = targets.iter().map(|t| t.bytes).max().unwrap_or(u64::MAX);
         let readers = Readers::within(self.threads(threads), largest);
-        // SAFETY: the caller keeps the targets writable and lets nobody else use them.
+        // SAFETY: the caller keeps the targets writable and guarantees that no other thread uses
+        // them.
         unsafe { self.load_chunks(std::iter::once(0..self.index.chunks()), targets, readers, verify) }
     }
 
@@ -363,10 +367,10 @@ impl Shard {
         }
     }
 
-    /// Copies what the targets want of these chunks.
+    /// Copies the parts of these chunks that the targets ask for.
     ///
     /// # Safety
-    /// As [`Shard::load`].
+    /// The same as for [`Shard::load`].
     unsafe fn load_chunks(
         &self,
         chunks: impl IntoIterator<Item = Range<usize>>,
@@ -392,7 +396,8 @@ impl Shard {
                 };
                 let data = self.read(first, last, scratch.as_deref_mut())?;
                 for (i, chunk) in data.chunks(CHUNK_BYTES).enumerate() {
-                    // SAFETY: the caller's promise; each part of a target lies in one chunk only.
+                    // SAFETY: the caller keeps the targets writable and guarantees that no other
+                    // thread uses them; each part of a target lies in one chunk only.
                     let sum = unsafe { deliver(chunk, ((first + i) * CHUNK_BYTES) as u64, &targets, verify) };
                     if verify && self.index.crcs().get(first + i) != Some(&sum) {
                         bad.push(first + i);
@@ -404,7 +409,7 @@ impl Shard {
         };
         let parts = std::thread::scope(|scope| {
             let others = readers.threads.min(requests.len()).saturating_sub(1);
-            // Where no thread can be had, fewer of them do it.
+            // If a thread cannot be created, fewer of them do the work.
             let thread = |_| std::thread::Builder::new().spawn_scoped(scope, work).ok();
             let helpers: Vec<_> = (0..others).filter_map(thread).collect();
             let mut parts = vec![work()];
@@ -420,8 +425,8 @@ impl Shard {
         if chunks.is_empty() { Ok(()) } else { Err(RestoreError::Chunks { path: self.path.clone(), chunks }) }
     }
 
-    /// One chunk, verified, to the beginning of `into`, which is aligned and has room for it.
-    /// Returns its bytes.
+    /// Reads one chunk, verified, to the beginning of `into`, which is aligned and has room for it.
+    /// Returns its length in bytes.
     pub(crate) fn read_chunk(&self, chunk: usize, into: &mut [u8]) -> Result<usize, RestoreError> {
         let unreadable = |source| RestoreError::Unreadable { path: self.path.clone(), source };
         let data = self.read(chunk, chunk + 1, Some(into)).map_err(unreadable)?;
@@ -432,12 +437,12 @@ impl Shard {
         Ok(data.len())
     }
 
-    /// The bytes of some chunks, as far as there are any.
+    /// Returns the bytes of some chunks, up to the end of the region.
     fn read<'a>(&'a self, first: usize, last: usize, scratch: Option<&'a mut [u8]>) -> std::io::Result<&'a [u8]> {
         let region = usize::try_from(self.index.bytes()).map_err(std::io::Error::other)?;
         let (from, to) = (first * CHUNK_BYTES, (last * CHUNK_BYTES).min(region));
         match (&self.bytes, scratch) {
-            // SAFETY: the caller of `from_still_slot` has promised that nobody writes the region.
+            // SAFETY: the caller of `from_still_slot` guarantees that no thread writes the region.
             (Bytes::StillSlot(slot), None) => Ok(unsafe { slot.still_region(from, to - from) }.unwrap_or_default()),
             (Bytes::Slot(slot) | Bytes::StillSlot(slot), Some(scratch)) => {
                 let room = scratch.get_mut(..to - from).unwrap_or_default();
@@ -453,10 +458,11 @@ impl Shard {
     }
 }
 
-/// Copies what the targets want of one chunk and sums all of it.
+/// Copies the parts of one chunk that the targets ask for. With `verify`, returns the checksum of
+/// the chunk.
 ///
 /// # Safety
-/// As [`Shard::load`].
+/// The same as for [`Shard::load`].
 unsafe fn deliver(chunk: &[u8], begins: u64, targets: &[Target], verify: bool) -> u64 {
     let ends = begins + chunk.len() as u64;
     let mut sum = Running::default();
@@ -470,7 +476,8 @@ unsafe fn deliver(chunk: &[u8], begins: u64, targets: &[Target], verify: bool) -
         }
         let bytes = part(from, to);
         let address = (target.address as u64 + (from - target.offset)) as *mut u8;
-        // SAFETY: within the target: from >= its offset, to <= its end.
+        // SAFETY: within the target (from >= its offset, to <= its end), which the caller keeps
+        // writable.
         unsafe {
             if verify {
                 sum.copy(address, bytes.as_ptr(), bytes.len());

@@ -1,43 +1,44 @@
-//! Which durable checkpoints stay. Pure: a list in, a list out.
+//! Which durable checkpoints are kept. Pure: a list in, a list out.
 
 use crate::lineage::{Lineage, Place};
 use everstep_core::message::Purpose;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// The fewest checkpoints of the running branch that stay, whatever the policy asks for.
+/// Minimum number of steps of the running branch that are kept, whatever the policy.
 pub const LAST_MIN: usize = 2;
 
-/// What the user wants kept beside the newest ones.
+/// Checkpoints that the user wants to keep beside the newest ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// The newest of the running branch; at least [`LAST_MIN`] stay, whatever this says.
+    /// Number of newest steps of the running branch to keep; at least [`LAST_MIN`].
     pub last: usize,
-    /// The first one of every such span of time.
+    /// Keep the first checkpoint of every such span of time.
     pub every: Option<Duration>,
-    /// Those of epoch boundaries.
+    /// Keep the checkpoints of epoch boundaries.
     pub epochs: bool,
-    /// Branches that the user left by restoring an earlier step go, too.
+    /// Also delete branches that the user left by restoring an earlier step.
     pub abandoned: bool,
 }
 
-/// A checkpoint that everstep may delete, as far as keeping it is concerned.
+/// A checkpoint that everstep may delete, with what decides whether it is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// Its step and its branch.
+    /// Step and branch of the checkpoint.
     pub place: Place,
-    /// When it was published, in seconds since 1970; 0 when that is not known.
+    /// When it was published, in seconds since 1970; 0 if unknown.
     pub saved_at: u64,
     /// Why it was written.
     pub purpose: Purpose,
-    /// Names of the objects whose state is in it; none where that is not known.
+    /// Names of the objects whose state is in it; empty if unknown.
     pub objects: BTreeSet<String>,
 }
 
-/// Indices of those that may go, by the branch that runs. What a user saved never does, nor what
-/// the user left behind by going back to an earlier step (unless the policy says so), nor what
-/// belongs to no branch that leads here. `unread`: there are others, which cannot be read and may
-/// need what they come from.
+/// Returns the indices of the checkpoints that may be deleted, given the branch that runs.
+/// Checkpoints that the user saved are never among them, nor those that the user left behind by
+/// going back to an earlier step (unless the policy allows it), nor those of branches that do not
+/// lead here. With `unread`, there are others that cannot be read and may depend on the checkpoints
+/// that they continue.
 #[must_use]
 pub fn surplus(policy: Policy, running: &Lineage, candidates: &[Candidate], unread: bool) -> Vec<usize> {
     let keep = policy.last.max(LAST_MIN);
@@ -61,7 +62,7 @@ pub fn surplus(policy: Policy, running: &Lineage, candidates: &[Candidate], unre
     // Steps are counted, not checkpoints: the user may have saved one several times.
     let steps: BTreeSet<u64> = line.iter().filter_map(at).map(|c| c.place.step).collect();
     let newest: BTreeSet<u64> = steps.into_iter().rev().take(keep).collect();
-    // What the user left is there to be gone back to, with what it comes from.
+    // Checkpoints that the user left are kept to go back to, with those that they continue.
     let needed = |c: &Candidate| {
         let needs = |other: &Candidate| other.place.lineage.includes(&c.place);
         let left = running.forks.iter().any(|f| f.asked && f.step >= c.place.step);
@@ -95,13 +96,14 @@ pub fn surplus(policy: Policy, running: &Lineage, candidates: &[Candidate], unre
     go
 }
 
-/// Whether a checkpoint is known to hold none of some object that another one of the same step
-/// holds. An evaluation that has the model only may save what it restored.
+/// Returns whether a checkpoint is known to lack an object of another one of the same step. An
+/// evaluation that has the model only may save what it restored.
 pub(crate) fn lacks(objects: &BTreeSet<String>, of: &BTreeSet<String>) -> bool {
     !objects.is_empty() && !of.is_subset(objects)
 }
 
-/// Those whose very step was published again in the same branch, and which the user did not save.
+/// Returns the indices of checkpoints whose step was published again in the same branch, unless the
+/// user saved them.
 fn superseded(line: &[usize], candidates: &[Candidate]) -> Vec<usize> {
     let place = |c: &Candidate| (c.place.step, c.place.lineage.branch);
     let again = |pair: &[usize]| {

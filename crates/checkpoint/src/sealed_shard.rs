@@ -1,4 +1,4 @@
-//! A sealed slot as a file: the header that goes in front of its bytes.
+//! A sealed slot as a file: builds the header in front of its bytes.
 
 use crate::arena::{Label, Reader, Slot};
 use crate::direct_io::ALIGN;
@@ -16,34 +16,34 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often to look whether a repair of the slot has ended.
+/// How often to check whether a repair of the slot has ended.
 const REPAIR_POLL: Duration = Duration::from_millis(10);
 
 /// One rank's shard: a header, and the region of a slot behind it.
 pub struct SealedShard {
-    /// The slot, which nobody writes while this value exists, even if its pin is released.
+    /// The slot, which is not written while this value exists, even if its pin is released.
     pub reader: Arc<Reader>,
-    /// What it held when this was made.
+    /// Label of the slot when this value was created.
     pub label: Label,
     /// Its tensors and the checksums of its chunks.
     pub index: Index,
-    /// Page-aligned, whole pages.
+    /// Header of the file: page-aligned, whole pages.
     pub header: MmapMut,
-    /// Bytes of the region.
+    /// Length of the region in bytes.
     pub region: usize,
-    /// Whose it is.
+    /// Rank that the shard belongs to.
     pub rank: Rank,
     /// Name of the file.
     pub name: String,
 }
 
 impl SealedShard {
-    /// Makes the header.
+    /// Counts a reader of the slot, and builds the header.
     ///
     /// # Errors
-    /// `InvalidData` when the slot does not hold `step` any more, or is not pinned.
+    /// `InvalidData` when the slot does not contain `step` any more, or is not pinned.
     pub fn of(slot: &Arc<Slot>, step: u64, rank: Rank) -> io::Result<Self> {
-        // Counted first: what is being read keeps its contents.
+        // Counted first: a slot that is being read keeps its contents.
         let reader = reader(slot).ok_or_else(|| stale(step))?;
         // A step whose pin has been released is not wanted any more.
         let pinned = reader.pinned();
@@ -74,25 +74,25 @@ impl SealedShard {
         })
     }
 
-    /// The region up to the end of its last page: the index begins on the next one.
+    /// Returns the region up to the end of its last page: the index begins on the next one.
     ///
     /// # Errors
-    /// `InvalidData` when the slot does not hold the step any more.
+    /// `InvalidData` when the slot does not contain the step any more.
     pub fn body(&self) -> io::Result<&[u8]> {
         let bytes = self.reader.region(0, self.region.next_multiple_of(ALIGN));
         bytes.ok_or_else(|| stale(self.label.step))
     }
 
-    /// A chunk of the region is what was captured.
+    /// Returns whether a chunk of the region matches the checksum of its capture.
     #[must_use]
     pub fn holds(&self, chunk: usize) -> bool {
         holds(&self.reader, &self.index, self.region, chunk)
     }
 
-    /// What a manifest says of it, once it is written as `file`.
+    /// Returns the manifest's entry for the shard, once it is written as `file`.
     ///
     /// # Errors
-    /// `InvalidData` when the slot does not hold the step any more.
+    /// `InvalidData` when the slot does not contain the step any more.
     pub fn written(&self, file: String) -> io::Result<ShardFile> {
         if self.reader.inspect().ok().map(|(l, _)| l) != Some(self.label) {
             return Err(stale(self.label.step));
@@ -108,11 +108,11 @@ fn stale(step: u64) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("the slot does not hold step {step} any more"))
 }
 
-/// Counts a reader, as soon as no repair is under way. `None` if the slot is not sealed.
+/// Counts a reader, as soon as no repair is in progress. `None` if the slot is not sealed.
 fn reader(slot: &Arc<Slot>) -> Option<Reader> {
     loop {
         match slot.read() {
-            // The repair is this agent's own, and replaces bytes that would otherwise be written as
+            // The repair is this agent's own. It replaces bytes that would otherwise be written as
             // they are.
             None if slot.under_repair() => std::thread::sleep(REPAIR_POLL),
             reader => return reader,
@@ -126,7 +126,7 @@ fn holds(slot: &Reader, index: &Index, region: usize, chunk: usize) -> bool {
     data.is_some_and(|d| index.crcs().get(chunk) == Some(&crc(d)))
 }
 
-/// A slot's bytes that are known to be what was captured.
+/// Reads bytes of a slot whose chunks match the checksums of their capture.
 struct Verified<'a> {
     slot: &'a Reader,
     index: &'a Index,
@@ -146,8 +146,9 @@ impl Verified<'_> {
     }
 }
 
-/// What a header says beside the tensors: where they belong, and checksums of the values that any
-/// rank may want alone. Where memory is damaged, nothing that could be taken for right.
+/// Returns the metadata of the header about the tensors: where they belong, and checksums of the
+/// values that any rank may read alone. For damaged memory, there is no entry that could be taken
+/// for a valid one.
 fn asides(slot: &Reader, index: &Index) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     let mut verified = Verified { slot, index, chunks: BTreeMap::new() };

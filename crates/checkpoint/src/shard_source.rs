@@ -4,19 +4,19 @@ use crate::direct_io::Source;
 use crate::objects::Object;
 use std::io;
 
-/// Requests to a store under way at a time: each connection has a limit of its own.
+/// Number of requests to a store in flight: each connection has a limit of its own.
 const CONNECTIONS: usize = 16;
 
-/// Durable storage of one shard.
+/// Source of the bytes of one shard.
 pub(crate) enum ShardSource {
-    /// On a file system.
+    /// A file on a file system.
     File(Source),
-    /// In a store.
+    /// An object in a store.
     Object(Object),
 }
 
 impl ShardSource {
-    /// Its length.
+    /// Returns the length in bytes.
     pub fn bytes(&self) -> io::Result<u64> {
         match self {
             ShardSource::File(file) => file.bytes(),
@@ -24,7 +24,8 @@ impl ShardSource {
         }
     }
 
-    /// Fills `into` (aligned, as is `at`) as far as it goes; returns how far that is.
+    /// Fills `into` (aligned, as is `at`) up to the end of the shard; returns the number of bytes
+    /// read.
     pub fn read(&self, into: &mut [u8], at: u64) -> io::Result<usize> {
         match self {
             ShardSource::File(file) => file.read(into, at),

@@ -8,21 +8,21 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::Path;
 
-/// Pages are made present so much at a time; a multiple of the page size.
+/// Number of bytes that are made present at a time; a multiple of the page size.
 const POPULATE_BYTES: usize = 2 << 20;
 
 /// A file mapped for reading and writing, shared with other processes.
 ///
-/// Only this crate makes mappings, so that no other code changes bytes under those who read them in
-/// place. Other processes of this user could open the files, too: as with every mapped file, that
-/// they keep to the protocol cannot be checked.
+/// Only this crate makes mappings, so that no other code changes bytes while they are read in
+/// place. Other processes of this user could open the files, too: as with every mapped file, it
+/// cannot be checked that they follow the protocol.
 #[derive(Debug)]
 pub struct Mapping {
     map: MmapRaw,
 }
 
-// SAFETY: a mapping is aligned to a page, and stays where it is and as long as it is until it is
-// dropped. `MmapRaw` gives out raw pointers only.
+// SAFETY: a mapping is aligned to a page, and neither its address nor its length changes until it
+// is dropped. `MmapRaw` gives out raw pointers only.
 unsafe impl Memory for Mapping {
     fn start(&self) -> *mut u8 {
         self.map.as_mut_ptr()
@@ -37,7 +37,7 @@ impl Mapping {
     /// Creates (or re-opens) a file of at least `bytes` with its space reserved, and maps it.
     ///
     /// # Errors
-    /// Those of the file system; `StorageFull` when the space is not there (now, not as a SIGBUS
+    /// Those of the file system; `StorageFull` when there is not enough space (now, not as a SIGBUS
     /// later).
     pub(crate) fn create(path: &Path, bytes: u64) -> io::Result<Self> {
         let file = private::open(path, OFlags::RDWR | OFlags::CREATE)?;
@@ -61,11 +61,12 @@ impl Mapping {
         Self::of(&file)
     }
 
-    /// Maps what another process of this user has open, by its path in `/proc`, which is a link.
+    /// Maps a file that another process of this user has open, by its path in `/proc`, which is a
+    /// link.
     ///
     /// # Errors
-    /// Those of the file system; `InvalidInput` when it is not a regular file (as one in memory
-    /// is).
+    /// Those of the file system; `InvalidInput` when it is not a regular file (a file in memory is
+    /// one).
     pub(crate) fn open_shared(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         if !file.metadata()?.is_file() {
@@ -78,13 +79,13 @@ impl Mapping {
         Ok(Mapping { map: MmapOptions::new().map_raw(file)? })
     }
 
-    /// Makes every page present, so that the first copy does not pay for it.
+    /// Makes every page present, so that the first copy does not cause page faults.
     ///
     /// # Errors
-    /// Those of `madvise`; an old kernel without `MADV_POPULATE_WRITE` is not one.
+    /// Those of `madvise`; an old kernel without `MADV_POPULATE_WRITE` is not an error.
     pub(crate) fn populate(&self) -> io::Result<()> {
-        // Piece by piece: the kernel holds the lock of the address space for the whole of a call,
-        // and an agent that cannot map anything for seconds is taken for dead.
+        // Piece by piece: the kernel holds the lock of the address space during a whole call, and
+        // an agent that cannot map anything for seconds is considered dead.
         for start in (0..self.map.len()).step_by(POPULATE_BYTES) {
             let bytes = POPULATE_BYTES.min(self.map.len() - start);
             // SAFETY: the range lies within this mapping; populating does not change its contents.

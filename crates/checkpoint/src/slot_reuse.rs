@@ -1,13 +1,13 @@
-//! Which of several slots is written next. Pure.
+//! Chooses which of several slots is written next. Pure.
 
-/// A slot that might be written.
+/// A slot that may be written.
 #[derive(Clone, Debug)]
 pub struct Candidate<T> {
     /// The slot.
     pub slot: T,
-    /// Generation and step that it holds; `None` if it holds nothing of use.
+    /// Generation and step in the slot; `None` if its contents are useless.
     pub holds: Option<(u64, u64)>,
-    /// It must stay as it is: somebody uses it, or its step may still be gone back to.
+    /// Whether it must not be written: it is in use, or its step may still be gone back to.
     pub needed: bool,
 }
 

@@ -1,11 +1,11 @@
-//! The state word of a slot: FREE → WRITING → SEALED, the pins of those who need a sealed slot, and
-//! the number of readers that read it in place.
+//! The state word of a slot: FREE → WRITING → SEALED, the pins of a sealed slot that is still
+//! needed, and the number of readers that read it in place.
 //!
-//! A pin says that a slot is still wanted. Several may rely on the same pin, and whoever decides
-//! that the slot is no longer wanted releases it, even while somebody still reads. The count says
-//! that somebody reads now: each reader adds one and takes away its own one only.
+//! A pin means that a slot is still wanted. Several threads may rely on the same pin, and the one
+//! that decides that the slot is no longer wanted releases it, even during a read. The count is the
+//! number of active readers: each reader adds one and removes its own one only.
 //!
-//! State, pins and count share a word, so that nobody can begin to write what somebody else has
+//! State, pins and count share a word, so that no thread can begin to write a slot that another has
 //! just pinned or begun to read. A reader sees everything that was written before the seal. A
 //! writer that begins to write sees that every earlier reader has finished.
 //!
@@ -28,33 +28,33 @@ const READERS: u64 = 0xffff * READER;
 /// State of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Holds nothing.
+    /// Empty.
     Free,
-    /// Being written; holds nothing that can be read.
+    /// Being written; has no contents that can be read.
     Writing,
-    /// Complete.
+    /// Complete, with contents that can be read.
     Sealed,
 }
 
-/// Who still needs a sealed slot; such a slot is not written again before the pin is released.
+/// A reason to keep a sealed slot; a pinned slot is not written before the pin is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pin {
-    /// It goes to durable storage.
+    /// The step is written to durable storage.
     Persist = 1 << 8,
-    /// It goes to other nodes, or is the version that all nodes hold.
+    /// The step is sent to other nodes, or is the version that all nodes have.
     Replicate = 1 << 9,
 }
 
-/// The atomic operations that the protocol uses. As a trait, so that a model checker can take the
-/// place of the processor.
+/// The atomic operations that the protocol uses. They are a trait, so that a model checker can
+/// replace the processor.
 pub trait Word {
-    /// As [`AtomicU64::load`].
+    /// Loads the word; see [`AtomicU64::load`].
     fn load(&self, order: Ordering) -> u64;
-    /// As [`AtomicU64::store`].
+    /// Stores a value; see [`AtomicU64::store`].
     fn store(&self, value: u64, order: Ordering);
-    /// As [`AtomicU64::fetch_and`].
+    /// Applies a bitwise "and"; see [`AtomicU64::fetch_and`].
     fn fetch_and(&self, value: u64, order: Ordering);
-    /// As [`AtomicU64::fetch_update`]; returns true if the word was changed.
+    /// Applies `change`; see [`AtomicU64::fetch_update`]. Returns true if the word was changed.
     fn update(&self, set: Ordering, fetch: Ordering, change: impl Fn(u64) -> Option<u64>) -> bool;
 }
 
@@ -116,14 +116,14 @@ impl<W: Word> StateWord<'_, W> {
         self.0.load(Ordering::Acquire) & !STATE_MASK != 0
     }
 
-    /// Pins a sealed slot; false when it is not sealed (any more).
+    /// Pins a sealed slot. Returns false if it is not sealed, or no longer sealed.
     #[must_use]
     pub fn pin(&self, pin: Pin) -> bool {
         let sealed = |w: u64| (w & STATE_MASK == SEALED).then_some(w | pin as u64);
         self.0.update(Ordering::AcqRel, Ordering::Acquire, sealed)
     }
 
-    /// Removes a pin. What is being read is still not overwritten.
+    /// Removes a pin. A slot that is being read is still not overwritten.
     pub fn release(&self, pin: Pin) {
         self.0.fetch_and(!(pin as u64), Ordering::AcqRel);
     }
@@ -139,9 +139,9 @@ impl<W: Word> StateWord<'_, W> {
         self.0.update(Ordering::AcqRel, Ordering::Acquire, another)
     }
 
-    /// Takes away a reader that [`StateWord::read`] has counted.
+    /// Removes a reader that [`StateWord::read`] has counted.
     pub fn end_read(&self) {
-        // Nothing is borrowed from the neighbouring bits where the count was cleared.
+        // If the count was cleared, nothing is borrowed from the neighbouring bits.
         let fewer = |w: u64| (w & READERS != 0).then(|| w - READER);
         let _ = self.0.update(Ordering::AcqRel, Ordering::Acquire, fewer);
     }
@@ -185,8 +185,8 @@ impl<W: Word> StateWord<'_, W> {
 
     /// Seals what has been written and, if `pin` is given, pins it in the same update.
     pub fn seal(&self, pin: Option<Pin>) {
-        // An update, because somebody may release a pin at this moment, even one that is not set
-        // any more.
+        // An update, because another thread may release a pin at this moment, even one that is not
+        // set any more.
         let sealed = |w: u64| Some(w & !STATE_MASK | SEALED | pin.map_or(0, |p| p as u64));
         let _ = self.0.update(Ordering::AcqRel, Ordering::Acquire, sealed);
     }
@@ -209,10 +209,11 @@ mod tests {
         region: UnsafeCell<u64>,
     }
 
-    // SAFETY: the state word decides who may use the region; loom fails the test if that is not
-    // enough.
+    // SAFETY: the state word decides which threads may use the region; loom fails the test if that
+    // is not enough.
     unsafe impl Sync for Modelling {}
-    // SAFETY: as above.
+    // SAFETY: the state word decides which threads may use the region; loom fails the test if that
+    // is not enough.
     unsafe impl Send for Modelling {}
 
     impl Modelling {
@@ -221,12 +222,12 @@ mod tests {
         }
 
         fn write(&self, value: u64) {
-            // SAFETY: loom checks that nobody else accesses the region.
+            // SAFETY: loom checks that no other thread accesses the region.
             self.region.with_mut(|region| unsafe { *region = value });
         }
 
         fn read(&self) -> u64 {
-            // SAFETY: loom checks that nobody writes to the region.
+            // SAFETY: loom checks that no other thread writes to the region.
             self.region.with(|region| unsafe { *region })
         }
     }
@@ -237,14 +238,14 @@ mod tests {
     type Seal = fn(&Modelling);
 
     /// Checks every interleaving of a worker that captures steps 1 and 2 into the same slot, and
-    /// two threads of agents that do something else with it. They are given a function that reads
-    /// the region. Everything is that of the protocol or a planted mistake.
+    /// two agent threads that do something else with it. These get a function that reads the
+    /// region. Each action is either that of the protocol or a planted mistake.
     fn all_interleavings(begin: Begin, seal: Seal, others: [Reader; 2]) {
         interleavings(None, &[1, 2], begin, seal, others);
     }
 
-    /// As [`all_interleavings`], with a step that is `sealed` before the other threads start, and
-    /// steps that are captured while they run.
+    /// Does what [`all_interleavings`] does, with a step that is `sealed` before the other threads
+    /// start, and steps that are captured while they run.
     fn interleavings(sealed: Option<u64>, captured: &'static [u64], begin: Begin, seal: Seal, others: [Reader; 2]) {
         loom::model(move || {
             let slot = Arc::new(Modelling { word: Modelled::new(0), region: UnsafeCell::new(0) });
@@ -267,7 +268,7 @@ mod tests {
         });
     }
 
-    /// What a repair writes.
+    /// Value that a repair writes.
     const REPAIRED: u64 = 3;
 
     fn begins(slot: &Modelling) -> bool {
@@ -278,7 +279,7 @@ mod tests {
         slot.state().seal(None);
     }
 
-    /// Relies on a pin that nobody else releases.
+    /// Relies on a pin that no other thread releases.
     fn persists(slot: &Modelling, read: Read<'_>) {
         if slot.state().pin(Pin::Persist) {
             read();
@@ -293,7 +294,7 @@ mod tests {
         }
     }
 
-    /// Is counted while it reads, so that it relies on no pin.
+    /// Reads while it is counted, so that it does not rely on a pin.
     fn replicates_counted(slot: &Modelling, read: Read<'_>) {
         if slot.state().pin(Pin::Replicate) {
             if slot.state().read() {
@@ -304,7 +305,7 @@ mod tests {
         }
     }
 
-    /// Decides that the slot is no longer wanted, no matter who reads it.
+    /// Decides that the slot is no longer wanted, whether it is being read or not.
     fn moves_the_pin(slot: &Modelling, _: Read<'_>) {
         slot.state().release(Pin::Replicate);
     }

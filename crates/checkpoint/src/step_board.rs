@@ -1,5 +1,6 @@
 //! The step board: one page of atomics per worker. The worker writes it with plain stores (no
-//! system call in the training loop), its agent reads it; three words go the other way.
+//! system call in the training loop), and its agent reads it. In the other direction, the agent
+//! writes the words that are marked "From the agent", and the text of the last failure.
 
 use crate::memory::Memory;
 use crate::process;
@@ -21,19 +22,19 @@ const FAILURE_BYTES: usize = 1024;
 /// A word of the board. All are unsigned; times are nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
-    /// Identifies the page.
+    /// Constant that identifies the page as a step board.
     Magic = 0,
     /// Generation of the worker that writes.
     Generation = 1,
     /// 1 once the worker has attached (`import everstep`, first call).
     Attached = 2,
-    /// 1 once `Step` means something.
+    /// 1 once `Step` is valid.
     StepKnown = 3,
     /// Steps completed.
     Step = 4,
     /// Rises with every step, heartbeat and change of section.
     Beats = 5,
-    /// Length of the last step.
+    /// Duration of the last step.
     StepNanos = 6,
     /// Time of the last step spent computing (not waiting for other ranks).
     ComputeNanos = 7,
@@ -53,27 +54,27 @@ pub enum Word {
     FenceNanos = 14,
     /// Captures skipped because every slot was in use.
     Skipped = 15,
-    /// Rises while the interpreter lock can be had.
+    /// Rises while the interpreter lock can be acquired.
     InterpreterTicks = 16,
-    /// Rises when the main thread is seen at another place.
+    /// Rises when the main thread is seen at another place in the code.
     StackChanges = 17,
     /// Step that was restored (0 for a fresh start); steps beyond it are new.
     Restored = 18,
     /// 1 once the script is known to set variables that are read when torch is imported.
     WarmUnsafe = 19,
-    /// 1 when steps are seen from outside: the script itself tells nothing.
+    /// 1 when steps are observed from outside: the script itself reports nothing.
     ZeroLine = 20,
     /// 1 when TERM only sets a flag in the worker.
     FlagsStop = 21,
-    /// 1 once the worker writes down its stacks when it is asked to.
+    /// 1 once the worker writes its stacks on request.
     Stacks = 22,
-    /// The script is over: 1 once its interpreter shuts down, 2 once something called `os._exit` in
-    /// that; 3 once something called `os._exit(0)` before that; 256 and its exit code once the
+    /// The end of the script: 1 once its interpreter shuts down, 2 once `os._exit` is called during
+    /// the shutdown; 3 once `os._exit(0)` is called before that; 256 plus its exit code once the
     /// interpreter of a script that has failed shuts down.
     ShuttingDown = 23,
-    /// From the agent: wait at the end of this step, plus 1, for the next world; 0: go on.
+    /// From the agent: wait at the end of this step, plus 1, for the next world; 0: continue.
     HoldAt = 28,
-    /// From the agent: the job is stopping; the signal's number.
+    /// From the agent: number of the signal with which the job is stopping; 0 if it is not.
     StopRequested = 24,
     /// From the agent: stop at the end of this step, plus 1; 0 for as soon as possible.
     StopAt = 27,
@@ -81,10 +82,10 @@ pub enum Word {
     Durable = 25,
     /// From the agent: persist the snapshot of this step, plus 1.
     PersistAt = 26,
-    /// From the agent: capture multiples of the low [`EVERY_BITS`] bits, from the step in the
-    /// others on; 0: each step.
+    /// From the agent: capture multiples of the low [`EVERY_BITS`] bits, from the step in the other
+    /// bits on; 0: each step.
     SnapshotEvery = 35,
-    /// What is known of the training network: see [`Network`].
+    /// State of the training network: see [`Network`].
     Network = 29,
     /// When the network is expected to be used again, on the monotonic clock.
     IdleUntil = 30,
@@ -92,65 +93,66 @@ pub enum Word {
     IdleSpans = 31,
     /// When the innermost section was entered (monotonic); 0 outside of sections.
     SectionSince = 36,
-    /// What the innermost section is: a [`Section`].
+    /// Kind of the innermost section: a [`Section`].
     SectionKind = 37,
-    /// Time in sections of the script that are over, in total.
+    /// Total time in completed sections of the script.
     EvalNanos = 38,
-    /// The same for checkpoints.
+    /// Total time in completed sections for checkpoints.
     SaveNanos = 39,
-    /// The same for restoring.
+    /// Total time in completed sections for restoring.
     RestoreNanos = 40,
-    /// Time that the loop has waited for data, in total.
+    /// Total time in completed sections in which the loop waited for data.
     DataNanos = 41,
-    /// When the last step was complete (monotonic).
+    /// When the last step was completed (monotonic).
     StepAt = 42,
-    /// Rises while the interpreter lock can be had at once: nobody runs Python.
+    /// Rises while the interpreter lock can be acquired at once: no thread runs Python.
     FreeTicks = 43,
-    /// What it does: ranks that hold the same parameters (one pipeline stage) have the same number;
-    /// 0: not known.
+    /// Role of the rank: ranks with the same parameters (one pipeline stage) have the same number;
+    /// 0: unknown.
     Role = 44,
     /// 1 while the loop waits for the copies of its newest step.
     AwaitsCopies = 33,
-    /// 1: one part of a copy under way at a time (Gemini's scheme without its pipeline, to measure
+    /// 1: one part of a copy in flight at a time (Gemini's scheme without its pipeline, to measure
     /// it).
     OneBuffer = 34,
-    /// From the agent: newest step that all nodes hold with its copies, plus 1.
+    /// From the agent: newest step that all nodes have with its copies, plus 1.
     Replicated = 32,
-    /// From the agent: checkpoints that could not be made durable; see [`Board::note_failure`].
+    /// From the agent: number of checkpoints that could not be made durable; see
+    /// [`Board::note_failure`].
     PersistFailures = 45,
-    /// From the agent: the step of the last one of them.
+    /// From the agent: the step of the last checkpoint that could not be made durable.
     FailedStep = 46,
     /// 1: `Step` and `Restored` are the training's own numbers; 0: steps are counted since the
     /// process started.
     Numbered = 47,
-    /// The process that writes, see [`Board::claim`]: its number in the low 32 bits, and when it
-    /// was started; 0: nobody yet.
+    /// The process that writes, see [`Board::claim`]: its number in the low 32 bits, and its start
+    /// time; 0: not claimed yet.
     Worker = 48,
-    /// Steps that the script is to complete in all; 0: not known.
+    /// Total number of steps that the script is to complete; 0: unknown.
     Total = 49,
     /// Backward passes since the last completed step.
     Passes = 50,
-    /// The pid namespace of the process that has claimed the page; 0: not known.
+    /// The pid namespace of the process that has claimed the page; 0: unknown.
     PidNamespace = 51,
 }
 
-/// What a section is, for the ledger.
+/// Kinds of sections, for the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Section {
     /// Evaluation, or anything else that the script names.
     Eval = 1,
     /// Waiting for a checkpoint.
     Save = 2,
-    /// Reading one.
+    /// Reading a checkpoint.
     Restore = 3,
     /// Waiting for data.
     Data = 4,
-    /// Taking the process down: nothing of its own.
+    /// The process is ending; its time is not added to any total.
     Exit = 5,
 }
 
 impl Section {
-    /// By its name.
+    /// Returns the kind of the section with this name.
     #[must_use]
     pub fn named(name: &str) -> Self {
         match name {
@@ -168,7 +170,7 @@ impl Section {
             .find(|s| *s as u64 == kind)
     }
 
-    /// Where its time is summed up.
+    /// Returns the word with the total time of this kind; `None` for [`Section::Exit`].
     fn total(self) -> Option<Word> {
         match self {
             Section::Eval => Some(Word::EvalNanos),
@@ -180,15 +182,15 @@ impl Section {
     }
 }
 
-/// Low bits of [`Word::SnapshotEvery`].
+/// Number of low bits of [`Word::SnapshotEvery`] that hold the interval.
 pub const EVERY_BITS: u32 = 20;
 
 /// When copies of checkpoints may use the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Network {
-    /// Nobody sees the collectives: evenly.
+    /// At an even rate, because the collectives are not observed.
     Unseen = 0,
-    /// Profiling: little by little, between collectives.
+    /// Little by little between collectives, while they are being profiled.
     Learning = 1,
     /// In the idle spans.
     Known = 2,
@@ -196,7 +198,8 @@ pub enum Network {
     Open = 3,
 }
 
-/// Nanoseconds on the clock that all processes of a machine share (as Python's `perf_counter_ns`).
+/// Returns the nanoseconds on the clock that all processes of a machine share (that of Python's
+/// `perf_counter_ns`).
 #[must_use]
 pub fn monotonic() -> u64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -234,10 +237,10 @@ impl Board {
         Ok(Board { map })
     }
 
-    /// Makes this process the worker that this page is of; its agent believes nobody else. False if
-    /// another process is, has not ended, and has restored or completed a step: a script may start
-    /// programs that use everstep, too. Where a launched program starts the script, the script gets
-    /// it, even if that program has imported torch.
+    /// Makes this process the worker of this page; its agent ignores all others. Returns false if
+    /// another process has claimed it, has not ended, and has restored or completed a step: a
+    /// script may start programs that use everstep, too. If a launched program starts the script,
+    /// the script gets the page, even if that program has imported torch.
     #[must_use]
     pub fn claim(&self) -> bool {
         let (own, word) = (process::this(), self.map.word(Word::Worker as usize * 8));
@@ -246,7 +249,7 @@ impl Board {
         let Ok(before) = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, free) else { return false };
         self.set(Word::PidNamespace, process::namespace());
         if before != 0 && before != own {
-            // What the earlier process was doing when it ended says nothing about this one.
+            // The state of the earlier process at its end does not apply to this one.
             let of_its_end = [Word::ShuttingDown, Word::Total, Word::Passes];
             for word in of_its_end.into_iter().chain([Word::SectionDepth, Word::SectionTimeout, Word::SectionSince]) {
                 self.set(word, 0);
@@ -255,17 +258,17 @@ impl Board {
         true
     }
 
-    /// Whether this process, which has claimed the page, is still the one that it is of; false in a
+    /// Returns whether this process, which has claimed the page, is still its worker; false in a
     /// forked child.
     #[must_use]
     pub fn is_mine(&self) -> bool {
-        // No other process can have claimed it with this number since.
+        // No other process can have claimed it with this number in the meantime.
         self.is_of(std::process::id())
     }
 
-    /// Whether the process that has claimed the page has not ended. `None` if nobody has claimed
-    /// it, or if this process cannot tell: the number means another process, or none, in another
-    /// pid namespace (a container).
+    /// Returns whether the process that has claimed the page has not ended. `None` if the page is
+    /// not claimed, or if this process cannot know: in another pid namespace (a container), the
+    /// number means another process, or none.
     #[must_use]
     pub fn worker_lives(&self) -> Option<bool> {
         let worker = self.get(Word::Worker);
@@ -274,19 +277,20 @@ impl Board {
         known.then(|| process::lives(worker))
     }
 
-    /// The number of the process that has claimed the page; 0 if nobody has.
+    /// Returns the number of the process that has claimed the page; 0 if it is not claimed.
     #[must_use]
     pub fn worker(&self) -> u32 {
         process::number(self.get(Word::Worker))
     }
 
-    /// Whether the process that has claimed the page has this number; false also if nobody has.
+    /// Returns whether the process that has claimed the page has this number; false also if the
+    /// page is not claimed.
     #[must_use]
     pub fn is_of(&self, pid: u32) -> bool {
         self.worker() == pid
     }
 
-    /// Reads a word.
+    /// Returns the value of a word.
     #[must_use]
     pub fn get(&self, word: Word) -> u64 {
         self.map.word(word as usize * 8).load(Ordering::Acquire)
@@ -302,19 +306,19 @@ impl Board {
         self.map.word(word as usize * 8).fetch_add(value, Ordering::AcqRel);
     }
 
-    /// A checkpoint could not be made durable. Called by the agent.
+    /// Records that a checkpoint could not be made durable. Called by the agent.
     pub fn note_failure(&self, step: u64, why: &str) {
         let end = (0..=FAILURE_BYTES.min(why.len())).rev().find(|end| why.is_char_boundary(*end));
         let text = why.get(..end.unwrap_or(0)).unwrap_or_default();
-        // Readers look at the count first and last: a sentence that changes meanwhile is read
-        // again.
+        // Readers read the count first and last: a text that changes meanwhile is read again.
         let _ = self.map.store(FAILURE_AT + 8, &[text.as_bytes()]);
         self.map.word(FAILURE_AT).store(text.len() as u64, Ordering::Release);
         self.set(Word::FailedStep, step);
         self.add(Word::PersistFailures, 1);
     }
 
-    /// How many checkpoints could not be made durable, and the step and the cause of the last one.
+    /// Returns how many checkpoints could not be made durable, and the step and the cause of the
+    /// last one.
     #[must_use]
     pub fn failure(&self) -> (u64, u64, String) {
         loop {
@@ -328,14 +332,14 @@ impl Board {
         }
     }
 
-    /// A step is sealed: says so, and wakes the agent. Called by the capture, not by the training
-    /// loop.
+    /// Announces that a step is sealed, and wakes the agent. Called by the capture, not by the
+    /// training loop.
     pub fn announce_sealed(&self, step: u64) {
         self.set(Word::Sealed, step + 1);
         self.wake(Word::Sealed);
     }
 
-    /// Waits until `Sealed` differs from `seen`, or `patience` is over; returns what it is then.
+    /// Waits until `Sealed` differs from `seen`, or `patience` is over; returns its value.
     #[must_use]
     pub fn await_sealed(&self, seen: u64, patience: Duration) -> u64 {
         if self.get(Word::Sealed) == seen {
@@ -344,7 +348,7 @@ impl Board {
         self.get(Word::Sealed)
     }
 
-    /// The half of a word that changes; the kernel waits on 32 bits.
+    /// Returns the half of a word that changes; the kernel waits on 32 bits.
     fn low(&self, word: Word) -> &AtomicU32 {
         self.map.half_word(word as usize * 8)
     }
@@ -360,7 +364,7 @@ impl Board {
         let _ = futex::wait(self.low(word), futex::Flags::empty(), low, Some(&patience));
     }
 
-    /// What is known of the training network.
+    /// Returns when copies may use the training network.
     #[must_use]
     pub fn network(&self) -> Network {
         match self.get(Word::Network) {
@@ -371,8 +375,8 @@ impl Board {
         }
     }
 
-    /// The network falls idle, probably until `until` (monotonic nanoseconds): wakes who waits for
-    /// that.
+    /// Announces that the network is idle, probably until `until` (monotonic nanoseconds), and
+    /// wakes threads that wait for it.
     pub fn announce_idle(&self, until: u64) {
         self.set(Word::IdleUntil, until);
         self.set(Word::CommBusy, 0);
@@ -385,7 +389,7 @@ impl Board {
         self.wait(Word::IdleSpans, seen, patience);
     }
 
-    /// Name of the innermost section; empty in the training loop.
+    /// Returns the name of the innermost section; empty in the training loop.
     #[must_use]
     pub fn section(&self) -> String {
         let bytes = self.map.load(SECTION_AT, SECTION_BYTES).unwrap_or_default();
@@ -393,13 +397,13 @@ impl Board {
         String::from_utf8_lossy(&text).into_owned()
     }
 
-    /// The innermost section changes; `name` is empty when the loop goes on.
+    /// Changes the innermost section; `name` is empty when the loop continues.
     pub fn enter(&self, name: &str) {
         let now = monotonic();
         let since = self.get(Word::SectionSince);
         if let Some(total) = Section::of(self.get(Word::SectionKind)).and_then(Section::total).filter(|_| since > 0) {
-            // First that it is over, then how long it was: a look in between misses it for a moment
-            // and does not count it twice.
+            // First its end, then its duration: a reader in between misses it for a moment and does
+            // not count it twice.
             self.set(Word::SectionSince, 0);
             self.add(total, now.saturating_sub(since));
         }
@@ -408,7 +412,7 @@ impl Board {
         self.set_section(name);
     }
 
-    /// Nanoseconds in sections of this kind so far, the one at hand included.
+    /// Returns the nanoseconds in sections of this kind so far, including the current one.
     #[must_use]
     pub fn time_in(&self, section: Section) -> u64 {
         let (since, kind) = (self.get(Word::SectionSince), self.get(Word::SectionKind));
@@ -416,7 +420,7 @@ impl Board {
         section.total().map_or(0, |word| self.get(word)) + now
     }
 
-    /// Sets the name of the innermost section, cut to what fits.
+    /// Sets the name of the innermost section, cut to the available length.
     pub fn set_section(&self, name: &str) {
         let mut bytes = [0u8; SECTION_BYTES];
         let n = name.len().min(SECTION_BYTES - 1);

@@ -1,5 +1,5 @@
-//! Where durable checkpoints are kept: what a directory and a prefix in an object store have in
-//! common. Which of them it is, is decided once, by [`crate::persist`]; nobody else asks.
+//! Storage of durable checkpoints: the common interface of a directory and a prefix in an object
+//! store. [`crate::persist`] decides once which of them it is; no other code depends on it.
 
 use crate::direct_io::Throttle;
 use crate::format::manifest::{Manifest, ManifestError};
@@ -23,55 +23,55 @@ pub type Found = (u64, PathBuf, Result<Manifest, Unreadable>);
 /// Why the manifest of a checkpoint cannot be read.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Unreadable {
-    /// The file system or the store refuses.
+    /// The file system or the store refuses the read.
     #[error("cannot read {at}: {source}")]
     Io {
-        /// Its path or URL.
+        /// path or URL of the manifest
         at: String,
-        /// The refusal.
+        /// error of the file system or store
         source: Arc<io::Error>,
     },
-    /// Nothing can be kept at such an address.
+    /// The address cannot be that of checkpoints.
     #[error(transparent)]
     Address(Arc<io::Error>),
-    /// What is there is no manifest.
+    /// The contents are not a manifest.
     #[error("{at}: {source}")]
     Invalid {
-        /// Its path or the name of its object.
+        /// path, or name of the object
         at: String,
-        /// What is wrong with it.
+        /// what is wrong with it
         source: ManifestError,
     },
     /// An object is longer than a manifest may be.
     #[error("{at} is {bytes} bytes long, over the limit")]
     TooLong {
-        /// The name of the object.
+        /// name of the object
         at: String,
-        /// Its length.
+        /// length in bytes
         bytes: u64,
     },
-    /// What a store sends is longer than a manifest may be.
+    /// The answer of a store is longer than a manifest may be.
     #[error(transparent)]
     Body(Arc<io::Error>),
-    /// It is another step's than its name says.
+    /// The step differs from that in its name.
     #[error("{at} holds step {step}")]
     OtherStep {
-        /// Its path or the name of its object.
+        /// path, or name of the object
         at: String,
-        /// The step that it holds.
+        /// step in the manifest
         step: u64,
     },
-    /// The directory also has checkpoints of other directories, copied into it: the branch that ran
-    /// last is not known, so nothing can be chosen.
+    /// The directory also has checkpoints of other directories, copied into it: it is unknown which
+    /// branch ran last, so no checkpoint can be chosen.
     #[error(
         "cannot choose {0}: checkpoints from several directories are mixed there, and it is not recorded which one \
         training continued from last; name a step (restore(step=…), --step)"
     )]
     Mixed(String),
-    /// It was deleted while it was looked at.
+    /// The manifest was deleted while it was read.
     #[error("deleted")]
     Deleted,
-    /// There is none.
+    /// There is no such checkpoint.
     #[error("there is no checkpoint {0}")]
     Missing(String),
 }
@@ -81,31 +81,31 @@ impl Unreadable {
         Unreadable::Io { at: at.to_string(), source: Arc::new(source) }
     }
 
-    /// Whether there is no manifest, as far as a file system says.
+    /// Returns whether there is no manifest, according to the file system.
     pub(crate) fn is_missing(&self) -> bool {
         matches!(self, Unreadable::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
 }
 
-/// Where a directory of checkpoints is, so that a copy of it can be told from it.
+/// Identifies the place of a directory of checkpoints, so that a copy of it can be recognized.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Home {
-    /// Its path without links, or its URL.
+    /// Path without links, or URL.
     pub path: String,
-    /// The number that its file system gives to it; a store gives none.
+    /// Inode of the directory; `None` in a store.
     pub inode: Option<u64>,
-    /// When it was created, in nanoseconds since 1970, where the file system says.
+    /// When it was created, in nanoseconds since 1970, if the file system reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created: Option<u64>,
-    /// When the file was written here, in nanoseconds since 1970; 0 where nothing tells.
+    /// When the file was written here, in nanoseconds since 1970; 0 if unknown.
     #[serde(skip)]
     pub written: i128,
 }
 
 impl Home {
-    /// Whether what was recorded there has been copied here. Moving a directory changes its path
-    /// only, and some network file systems give other numbers after each mount. A copy is created
-    /// later, also one that takes the original's path, as a restored backup.
+    /// Returns whether the directory here is a copy of the recorded one. Moving a directory changes
+    /// its path only, and some network file systems give other inodes after each mount. A copy is
+    /// created later, even one that takes the original's path, such as a restored backup.
     #[must_use]
     pub fn is_copy_of(&self, recorded: &Home) -> bool {
         let same_number = self.inode.is_some() && self.inode == recorded.inode;
@@ -113,13 +113,14 @@ impl Home {
         created_later || (!self.is_at(recorded) && !same_number)
     }
 
-    /// Whether this is recorded, as far as a copy is told by it.
+    /// Returns whether this place is the recorded one, in all that identifies a copy.
     #[must_use]
     pub fn is_as_recorded(&self, recorded: &Home) -> bool {
         self.is_at(recorded) && (self.inode, self.created) == (recorded.inode, recorded.created)
     }
 
-    /// Earlier builds recorded URLs as they were given.
+    /// Returns whether both have the same path or URL. Earlier builds recorded URLs as they were
+    /// given.
     fn is_at(&self, recorded: &Home) -> bool {
         address(&self.path) == address(&recorded.path)
     }
@@ -149,32 +150,32 @@ pub(crate) fn address(of: &str) -> Cow<'_, str> {
 /// Where a checkpoint is published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// As the next one of the running branch. Where the name is taken, beside what has it.
+    /// As the next one of the running branch. If the name is taken, beside the existing checkpoint.
     Branch,
-    /// Under this very name, in no branch: saved through `torch.distributed.checkpoint`. Only what
-    /// was saved in the same way is replaced.
+    /// Under exactly this name, in no branch: saved through `torch.distributed.checkpoint`. Only a
+    /// checkpoint that was saved in the same way is replaced.
     Exactly,
 }
 
 /// An entry that everstep leaves alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Foreign {
-    /// Its name.
+    /// Name in the directory.
     pub name: String,
     /// The step in its name, if there is one.
     pub step: Option<u64>,
-    /// Why it is not everstep's, or cannot be told.
+    /// Why it is not everstep's, or is of unknown origin.
     pub why: String,
 }
 
-/// What a clean-up has deleted, or would delete.
+/// The entries that a clean-up has deleted, or would delete.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pruned {
-    /// Checkpoints: steps and names.
+    /// Deleted checkpoints: steps and names.
     pub gone: Vec<(u64, String)>,
-    /// Half of a checkpoint, left by writers that died.
+    /// Names of incomplete checkpoints of writers that died.
     pub leftovers: Vec<String>,
-    /// Entries that are never deleted, whatever the policy says.
+    /// Entries that are never deleted, whatever the policy.
     pub foreign: Vec<Foreign>,
 }
 
@@ -186,21 +187,21 @@ pub(crate) struct Runs(pub Vec<Inherited>);
 /// A run whose checkpoints a directory has as a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inherited {
-    /// The run.
+    /// Id of the run.
     pub run: RunId,
-    /// The directory's own turns begin here. What that run did in a later one was copied
-    /// afterwards, and has no place.
+    /// The turn in which the directory's own turns begin. Checkpoints of that run from later turns
+    /// were copied afterwards, and have no place.
     pub until: u64,
 }
 
 impl Runs {
-    /// This run alone.
+    /// Returns the set with this run alone.
     pub fn only(run: Option<RunId>) -> Self {
         Runs(run.into_iter().map(|run| Inherited { run, until: u64::MAX }).collect())
     }
 
-    /// Where a checkpoint stands among the others of the directory. What comes from anywhere else
-    /// has no place in the branches, but may be what they began with.
+    /// Returns the place of a checkpoint among the others of the directory. A checkpoint of any
+    /// other run has no place in the branches, but they may have begun with it.
     pub fn place_of(&self, manifest: &Manifest) -> Place {
         let turn = manifest.lineage.as_ref().map_or(0, |l| l.turn);
         let counts = |w: Mark| self.0.iter().any(|r| r.run == w.run && turn < r.until);
@@ -213,7 +214,7 @@ impl Runs {
     }
 }
 
-/// What retention has to know of a checkpoint that this run has written.
+/// Returns what the retention policy needs to know about a checkpoint of this run.
 pub(crate) fn candidate(manifest: &Manifest, run: RunId) -> Candidate {
     Candidate {
         place: Runs::only(Some(run)).place_of(manifest),
@@ -223,113 +224,120 @@ pub(crate) fn candidate(manifest: &Manifest, run: RunId) -> Candidate {
     }
 }
 
-/// What a clean-up deletes.
+/// Describes what a clean-up deletes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CleanUp<'a> {
-    /// What stays.
+    /// Checkpoints to keep.
     pub policy: Policy,
-    /// Only what this run has written goes.
+    /// Only files of this run are deleted.
     pub run: RunId,
-    /// Turns before this one have left what they did not publish.
+    /// Unpublished files of turns before this one are deleted.
     pub before: (u64, u64),
-    /// The branch that ran last, as it is recorded.
+    /// The recorded branch that ran last.
     pub record: Option<&'a Lineage>,
-    /// Only says what would go.
+    /// Report only, without deleting.
     pub dry_run: bool,
 }
 
-/// Whether the directory has the owner and the branch with which a clean-up was planned.
+/// Returns whether the directory still has the owner and the branch with which a clean-up was
+/// planned.
 pub(crate) type Unchanged<'a> = &'a dyn Fn() -> io::Result<bool>;
 
-/// Fails once somebody else has the directory.
+/// Fails once another job owns the directory.
 pub(crate) type StillOwned<'a> = &'a dyn Fn() -> io::Result<()>;
 
 /// A directory of checkpoints. Errors are those of the file system or the store.
 pub(crate) trait Storage: fmt::Debug + Send + Sync {
-    /// Answers at all, within seconds.
+    /// Checks that the storage answers within seconds.
     fn reach(&self) -> io::Result<()>;
 
-    /// Writes one rank's shard. `InvalidData` when its slot does not hold the step any more.
+    /// Writes one rank's shard. `InvalidData` when its slot does not contain the step any more.
     fn write_shard(&self, of: &SealedShard, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile>;
 
-    /// Makes a checkpoint visible if the directory is still its writer's, and says where. Doing it
-    /// again changes nothing. `AlreadyExists` where `target` names what something else has.
+    /// Makes a checkpoint visible if its writer still owns the directory, and returns its path. A
+    /// second call changes nothing. `AlreadyExists` when `target` names something that may not be
+    /// replaced.
     fn publish(&self, mark: &Mark, manifest: &Manifest, target: Target, owned: StillOwned<'_>) -> io::Result<PathBuf>;
 
-    /// The manifest of the checkpoint that this is itself. Errors are a sentence with the path.
+    /// Reads the manifest of this checkpoint. Errors are a sentence with the path.
     fn manifest(&self) -> Result<Manifest, Unreadable>;
 
-    /// A manifest may give a shard of this checkpoint such a name: it stays below the checkpoint.
+    /// Returns whether a manifest may give a shard of this checkpoint such a name: it stays below
+    /// the checkpoint.
     fn may_hold(&self, file: &str) -> bool;
 
-    /// Opens a shard of the checkpoint that this is itself.
+    /// Opens a shard of this checkpoint.
     fn shard(&self, file: &str) -> io::Result<ShardSource>;
 
-    /// Published checkpoints in no order, damaged ones with the reason. A directory that is missing
-    /// has none.
+    /// Returns the published checkpoints in no particular order, damaged ones with the reason. A
+    /// missing directory has none.
     fn list(&self) -> io::Result<Vec<Found>>;
 
-    /// Entries named as checkpoints that everstep did not write, or that cannot be told.
+    /// Returns the entries with names of checkpoints that everstep did not write, or of unknown
+    /// origin.
     fn foreign(&self, run: Option<RunId>) -> io::Result<Vec<Foreign>>;
 
-    /// Deletes.
+    /// Deletes checkpoints and leftovers as `what` describes, while the directory is `unchanged`.
     fn prune(&self, what: &CleanUp<'_>, unchanged: Unchanged<'_>) -> io::Result<Pruned>;
 
-    /// Writes down a shard, for whoever publishes.
+    /// Writes a note of a shard, for the process that publishes.
     fn note(&self, mark: &Mark, step: u64, shard: &ShardFile) -> io::Result<()>;
 
-    /// What [`Storage::note`] has written for a rank.
+    /// Returns the shard that [`Storage::note`] has written for a rank.
     fn noted(&self, mark: &Mark, step: u64, rank: u32) -> Option<ShardFile>;
 
-    /// Removes such a note, if publishing does not.
+    /// Removes such a note, if publishing does not remove it.
     fn forget(&self, mark: &Mark, step: u64, rank: u32) -> io::Result<()>;
 
-    /// Where this is. `file` is one that is written when it is first used.
+    /// Returns the place of the directory. `file` is a file that is written when it is first used.
     fn home(&self, file: &str) -> io::Result<Home>;
 
-    /// A small file beside the checkpoints; `None` when there is none.
+    /// Reads a small file beside the checkpoints; `None` when there is none.
     fn recall(&self, name: &str) -> io::Result<Option<Vec<u8>>>;
 
-    /// Writes one for good. `AlreadyExists` for something that [`is_ours`] does not know.
+    /// Writes a small file durably. `AlreadyExists` for an existing one that [`is_ours`] does not
+    /// accept.
     fn remember(&self, name: &str, bytes: Vec<u8>) -> io::Result<()>;
 
-    /// Writes one unless it is there. False when it is, whoever wrote it.
+    /// Writes a small file unless it exists. Returns false when it exists, whichever process wrote
+    /// it.
     fn create_new(&self, name: &str, bytes: Vec<u8>) -> io::Result<bool>;
 
-    /// Replaces one at once. It need not survive a loss of power.
+    /// Replaces a small file atomically. It need not survive a loss of power.
     fn replace(&self, name: &str, bytes: Vec<u8>) -> io::Result<()>;
 
-    /// Replaces one at once and for good: after a loss of power, it is the earlier or the new one.
+    /// Replaces a small file atomically and durably: after a loss of power, it is the earlier or
+    /// the new one.
     fn replace_durably(&self, name: &str, bytes: Vec<u8>) -> io::Result<()>;
 
-    /// Removes one.
+    /// Removes a small file.
     fn remove(&self, name: &str) -> io::Result<()>;
 
-    /// The name of the record of an epoch's owner.
+    /// Returns the name of the record of an epoch's owner.
     fn owner_name(&self, epoch: u64) -> String;
 
-    /// Epochs that have such a record.
+    /// Returns the epochs that have such a record.
     fn owners(&self) -> io::Result<Vec<u64>>;
 }
 
-/// A small file is everstep's: a JSON object with the key `everstep`.
+/// Returns whether a small file is everstep's: a JSON object with the key `everstep`.
 pub(crate) fn is_ours(bytes: &[u8]) -> bool {
     serde_json::from_slice::<serde_json::Value>(bytes).is_ok_and(|v| v.get("everstep").is_some())
 }
 
-/// The error for one that is not.
+/// Returns the error for a file that is not everstep's.
 pub(crate) fn not_ours(name: &str) -> io::Error {
     let what = format!("{name} exists, but everstep did not write it; move it away");
     io::Error::new(io::ErrorKind::AlreadyExists, what)
 }
 
-/// Whoever else deletes the same at this moment (the next step's publication, another agent) may be
-/// first.
+/// Accepts a deletion of something that does not exist any more: another process (the next step's
+/// publication, another agent) may have deleted it first.
 pub(crate) fn gone(done: io::Result<()>) -> io::Result<()> {
     absent(done).map(drop)
 }
 
-/// `None` for what is not there.
+/// Returns `None` for something that does not exist.
 pub(crate) fn absent<T>(found: io::Result<T>) -> io::Result<Option<T>> {
     found.map(Some).or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(None) } else { Err(e) })
 }

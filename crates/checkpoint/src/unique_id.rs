@@ -1,8 +1,8 @@
-//! Numbers for names that nobody else gives.
+//! Numbers for unique names.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// A number that nobody else has.
+/// Returns a random 64-bit number, which is unique for all practical purposes.
 pub(crate) fn unique_id() -> u64 {
     RandomState::new().build_hasher().finish()
 }

@@ -33,8 +33,8 @@ fn state(bytes: &[u8]) -> (Described, Vec<Source>) {
     (tensors, vec![source(a, false), source(b, true)])
 }
 
-/// Checks that a reader that is counted sees one whole step, no matter how many times the writer
-/// returns, and who releases the pin.
+/// Checks that a counted reader sees one whole step, no matter how often the writer tries again and
+/// who releases the pin.
 fn read_while(slot: &Arc<Slot<Heap>>, write: impl Fn(u64)) {
     let reader = std::thread::spawn({
         let slot = Arc::clone(slot);
@@ -80,7 +80,7 @@ fn whoever_is_counted_reads_one_step_of_an_early_copy() {
     read_while(&slot, |step| {
         let bytes = vec![u8::try_from(step).unwrap(); BYTES];
         let (tensors, sources) = state(&bytes);
-        // SAFETY: `bytes` lives, and is not changed, until `finish` has returned. Nobody else
+        // SAFETY: `bytes` lives, and is not changed, until `finish` has returned. No other thread
         // writes the slot.
         match unsafe { Early::begin(Arc::clone(&slot), tensors, &InOrder::of(&sources), label(step), false) } {
             Err(e) => assert_eq!(e.kind(), io::ErrorKind::ResourceBusy),
@@ -101,8 +101,8 @@ fn capture(slot: &Arc<Slot<Heap>>, step: u64) -> io::Result<()> {
     let (tensors, sources) = state(&bytes);
     let (persist, threads, background, compare) = (false, 2, false, false);
     let plan = Plan { tensors, sources, label: label(step), persist, threads, background, compare };
-    // SAFETY: `bytes` lives until the capture, which is not in the background, is complete. Nobody
-    // else writes the slot.
+    // SAFETY: `bytes` lives until the capture, which is not in the background, is complete. No
+    // other thread writes the slot.
     unsafe { start(Arc::clone(slot), plan, None) }.map(|done| assert!(done.is_done()))
 }
 
@@ -139,12 +139,12 @@ fn a_slot_under_repair_is_neither_read_in_place_nor_written_by_others() {
 #[test]
 fn what_a_dead_agent_was_doing_is_forgotten() {
     let slot = slot();
-    // SAFETY: nobody reads or repairs the slot.
+    // SAFETY: the test is the only user of the slot, and has neither a reader nor a repair.
     unsafe { slot.forget_readers() };
     assert_eq!(slot.state(), State::Free);
     capture(&slot, 1).unwrap();
     assert!(slot.pin(Pin::Persist));
-    // As the count of a process that was killed; the slot itself stays.
+    // Like the count of a process that was killed; the slot itself stays.
     assert!(slot.state_word().read() && slot.state_word().read());
     // SAFETY: the readers that are counted do not exist.
     unsafe { slot.forget_readers() };
@@ -168,7 +168,7 @@ fn planted_writer_that_does_not_look_at_the_pins() {
         let index = format!(r#"{{"tensors":[{tensor}],"crcs":[{sum}]}}"#);
         slot.set(0, MAGIC);
         slot.state_word().begin_new();
-        // SAFETY: nobody else writes the slot.
+        // SAFETY: this thread alone has begun to write the slot, and no other thread writes it.
         let slot = unsafe { slot.resume() }.unwrap();
         // SAFETY: this is not safe. It is the planted mistake.
         unsafe { slot.copy_from(0, bytes.as_ptr(), BYTES) }.unwrap();

@@ -9,7 +9,7 @@ use std::io;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// A reader of a sealed slot. While it exists, nobody writes to the region.
+/// A reader of a sealed slot. While it exists, the region is not written.
 #[derive(Debug)]
 pub struct Reader<M: Memory = Mapping> {
     slot: Arc<Slot<M>>,
@@ -42,7 +42,7 @@ impl<M: Memory> Drop for Reader<M> {
     }
 }
 
-/// A repair of a sealed slot. While it exists, nobody reads the region in place, and
+/// A repair of a sealed slot. While it exists, the region is not read in place, and
 /// [`Repair::store`] replaces parts of it.
 #[derive(Debug)]
 pub struct Repair<'a, M: Memory = Mapping> {
@@ -74,8 +74,8 @@ impl<M: Memory> Drop for Repair<'_, M> {
 }
 
 impl<M: Memory> Slot<M> {
-    /// Begins to read in place. Returns `None` if the slot is not sealed or is being repaired, or
-    /// if there are too many readers.
+    /// Begins to read in place. Returns `None` if the slot is not sealed, is being repaired, or has
+    /// too many readers.
     ///
     /// A process that may die before it has dropped the reader must be an agent, whose successor
     /// clears the count, or the only one that can open the slot.
@@ -113,20 +113,20 @@ impl<M: Memory> Slot<M> {
     /// Returns bytes of the region in place, without counting a reader.
     ///
     /// # Safety
-    /// Nobody writes to them while the slice lives: the caller is the slot's writer and does not
-    /// write itself, or whoever may write is known not to.
+    /// No thread writes to these bytes while the slice lives: the caller is the slot's writer and
+    /// does not write itself, or knows that the processes that may write do not.
     #[must_use]
     pub unsafe fn still_region(&self, from: usize, len: usize) -> Option<&[u8]> {
         let at = from.checked_add(REGION_AT)?;
-        // SAFETY: the caller lets nobody write these bytes while the slice lives.
+        // SAFETY: the caller guarantees that no thread writes these bytes while the slice lives.
         unsafe { self.memory.slice(at, len) }
     }
 
     /// Returns bytes of the region to be filled in place.
     ///
     /// # Safety
-    /// The caller has a [`super::Writing`] of the slot, and nobody else reads or writes these bytes
-    /// while the slice lives. The only exception is [`Slot::load`] by a reader of the slot's
+    /// The caller has a [`super::Writing`] of the slot, and no other thread reads or writes these
+    /// bytes while the slice lives. The only exception is [`Slot::load`] by a reader of the slot's
     /// previous contents, which detects the change by the checksums.
     ///
     /// # Errors
@@ -134,7 +134,8 @@ impl<M: Memory> Slot<M> {
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn region_mut(&self, from: usize, len: usize) -> io::Result<&mut [u8]> {
         let at = from.checked_add(REGION_AT).ok_or(io::ErrorKind::InvalidInput)?;
-        // SAFETY: the caller lets nobody else use these bytes while the slice lives.
+        // SAFETY: the caller guarantees that no other thread uses these bytes while the slice
+        // lives.
         unsafe { self.memory.slice_mut(at, len) }
     }
 
@@ -145,26 +146,29 @@ impl<M: Memory> Slot<M> {
         from.checked_add(REGION_AT).is_some_and(|at| self.memory.load_into(at, into))
     }
 
-    /// Copies bytes into the region, word by word. Only a `Writing` and a [`Repair`] call it.
+    /// Copies bytes into the region, word by word. It may be called by a `Writing` and a [`Repair`]
+    /// only.
     pub(super) fn store(&self, from: usize, bytes: &[u8]) -> io::Result<()> {
         let at = from.checked_add(REGION_AT).ok_or(io::ErrorKind::InvalidInput)?;
         self.memory.store(at, &[bytes]).map(drop)
     }
 
-    /// As [`Memory::copy_from`], into the region.
+    /// Copies into the region; see [`Memory::copy_from`].
     ///
     /// # Safety
-    /// As [`Slot::region_mut`]. `source` is readable for `len` bytes and does not overlap the slot.
+    /// The same as for [`Slot::region_mut`]. `source` is readable for `len` bytes and does not
+    /// overlap the slot.
     pub(crate) unsafe fn copy_from(&self, from: usize, source: *const u8, len: usize) -> io::Result<()> {
         let at = from.checked_add(REGION_AT).ok_or(io::ErrorKind::InvalidInput)?;
-        // SAFETY: the caller keeps the source readable and lets nobody else use the target.
+        // SAFETY: the caller keeps the source readable and guarantees that no other thread uses the
+        // target.
         unsafe { self.memory.copy_from(at, source, len) }
     }
 
-    /// As [`Memory::sum_from`], into the region.
+    /// Copies into the region and sums the bytes; see [`Memory::sum_from`].
     ///
     /// # Safety
-    /// As [`Slot::copy_from`].
+    /// The same as for [`Slot::copy_from`].
     pub(crate) unsafe fn sum_from(
         &self,
         from: usize,
@@ -173,7 +177,8 @@ impl<M: Memory> Slot<M> {
         sum: &mut Running,
     ) -> io::Result<()> {
         let at = from.checked_add(REGION_AT).ok_or(io::ErrorKind::InvalidInput)?;
-        // SAFETY: the caller keeps the source readable and lets nobody else use the target.
+        // SAFETY: the caller keeps the source readable and guarantees that no other thread uses the
+        // target.
         unsafe { self.memory.sum_from(at, source, len, sum) }
     }
 

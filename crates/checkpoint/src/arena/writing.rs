@@ -1,4 +1,4 @@
-//! The writer of a slot: nothing but a [`Writing`] and a repair changes the bytes of a region.
+//! The writer of a slot: only a [`Writing`] and a repair change the bytes of a region.
 
 use super::{
     DIGEST, DURABLE, GENERATION, INDEX_AT, INDEX_BYTES, INDEX_CRC, Label, MAGIC, PURPOSE, Pin, RANK, REGION_AT,
@@ -19,11 +19,11 @@ pub struct Writing<M: Memory = Mapping> {
 }
 
 impl<M: Memory> Slot<M> {
-    /// Begins to write: what the slot held is gone. Returns `None` if the slot is in use
-    /// ([`Slot::in_use`]).
+    /// Begins to write, which discards the contents of the slot. Returns `None` if the slot is in
+    /// use ([`Slot::in_use`]).
     ///
     /// # Safety
-    /// Until the result is sealed or dropped, nobody else begins to write this slot, in this
+    /// Until the result is sealed or dropped, no other thread begins to write this slot, in this
     /// process or another. The slots of a worker are written by the worker, and by its agent while
     /// the worker waits for it or does not run. Slots with copies and parity of other nodes are
     /// written by the agent.
@@ -41,11 +41,11 @@ impl<M: Memory> Slot<M> {
         Some(Writing { slot: Arc::clone(self) })
     }
 
-    /// Goes on with what somebody has begun to write and has not sealed. Returns `None` if that is
-    /// not so.
+    /// Continues to write a slot that was begun and has not been sealed. Returns `None` if the slot
+    /// is in any other state.
     ///
     /// # Safety
-    /// As [`Slot::begin`], and whoever has begun does not write any more.
+    /// The same as for [`Slot::begin`], and the thread that began to write no longer writes.
     #[must_use]
     pub unsafe fn resume(self: &Arc<Self>) -> Option<Writing<M>> {
         (self.state() == State::Writing).then(|| Writing { slot: Arc::clone(self) })
@@ -53,7 +53,7 @@ impl<M: Memory> Slot<M> {
 }
 
 impl<M: Memory> Writing<M> {
-    /// The slot.
+    /// Returns the slot.
     #[must_use]
     pub fn slot(&self) -> &Arc<Slot<M>> {
         &self.slot
@@ -67,18 +67,18 @@ impl<M: Memory> Writing<M> {
         self.slot.store(from, bytes)
     }
 
-    /// Writes down what the region holds or will hold.
+    /// Writes the label, the index and the length of what the region contains or will contain.
     ///
     /// # Errors
-    /// When the index does not fit.
+    /// Fails when the index does not fit.
     pub fn describe(&self, label: Label, index: &[u8], region: u64) -> io::Result<()> {
         self.describe_in_parts(label, &[index], region)
     }
 
-    /// As [`Writing::describe`], for an index that comes in several parts.
+    /// Does what [`Writing::describe`] does, for an index that comes in several parts.
     ///
     /// # Errors
-    /// As [`Writing::describe`].
+    /// The same as for [`Writing::describe`].
     pub fn describe_in_parts(&self, label: Label, index: &[&[u8]], region: u64) -> io::Result<()> {
         let at = REGION_AT as u64 + region.next_multiple_of(4096);
         let begins = usize::try_from(at).map_err(io::Error::other)?;
@@ -109,7 +109,7 @@ impl<M: Memory> Writing<M> {
         Ok(())
     }
 
-    /// The seal, after everything else is in place.
+    /// Seals the slot with an optional pin. Everything else must be in place before.
     pub fn seal(self, pin: Option<Pin>) {
         self.state_word().seal(pin);
     }

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 /// States up to this size are divided into small parts.
 const SMALL_BYTES: usize = 4 * CHUNK_BYTES;
 
-/// Who shares a pass, and what has come of it.
+/// The work that the threads of a pass share, and its results.
 pub struct Pass<M = Mapping> {
     slot: Arc<Slot<M>>,
     bytes: usize,
@@ -32,7 +32,7 @@ pub struct Pass<M = Mapping> {
     part: usize,
     parts: usize,
     next: AtomicUsize,
-    /// Parts that are not complete. It changes under the lock of `done`.
+    /// Number of parts that are not complete. It changes under the lock of `done`.
     left: AtomicUsize,
     done: Mutex<Done>,
     changed: Condvar,
@@ -45,12 +45,13 @@ struct Done {
 }
 
 impl<M: Memory + 'static> Pass<M> {
-    /// Over `bytes` of the region. `copies`: lazy sources go into the slot on the way; else they
-    /// are only read.
+    /// Prepares a pass over `bytes` of the region. With `copies`, lazy sources are copied into the
+    /// slot on the way; otherwise they are only read.
     ///
     /// # Safety
     /// The sources must stay readable until [`Pass::run`], [`Pass::finish`] or [`Pass::wait`]
-    /// returns, and until then nobody else may use the region, except to copy it out word by word.
+    /// returns, and until then no other thread may use the region, except to copy it out word by
+    /// word.
     pub unsafe fn new(slot: Arc<Slot<M>>, bytes: usize, pieces: Arc<[(usize, Source)]>, copies: bool) -> Self {
         let part = if bytes <= SMALL_BYTES { SMALL_PART } else { CHUNK_BYTES };
         let (whole, rest) = (bytes / CHUNK_BYTES, bytes % CHUNK_BYTES);
@@ -60,11 +61,11 @@ impl<M: Memory + 'static> Pass<M> {
         Pass { slot, bytes, pieces, copies, part, parts, next, left, done, changed: Condvar::new() }
     }
 
-    /// Does it with up to `threads` threads, this one included, and returns the checksum of every
-    /// chunk.
+    /// Processes the pass with up to `threads` threads, including this one, and returns the
+    /// checksum of every chunk.
     ///
     /// # Errors
-    /// When the region lies outside the slot.
+    /// Fails when the region lies outside the slot.
     pub fn run(self, threads: usize, copiers: &'static Copiers) -> io::Result<Vec<u64>> {
         let pass = Arc::new(self);
         // Waking a thread takes as long as copying a few parts.
@@ -82,11 +83,11 @@ impl<M: Memory + 'static> Pass<M> {
         }
     }
 
-    /// Does what nobody has begun, and returns the checksum of every chunk when all are complete.
-    /// Does not give the processor away for `patience`.
+    /// Processes the parts that no thread has begun, and returns the checksum of every chunk when
+    /// all parts are complete. Spins for up to `patience` before it yields the processor.
     ///
     /// # Errors
-    /// When the region lies outside the slot.
+    /// Fails when the region lies outside the slot.
     pub fn finish(&self, patience: Duration) -> io::Result<Vec<u64>> {
         let mut done = self.complete(patience);
         match done.failed.take() {
@@ -95,8 +96,8 @@ impl<M: Memory + 'static> Pass<M> {
         }
     }
 
-    /// Processes the parts that nobody has begun, and waits until nobody reads the sources any
-    /// more.
+    /// Processes the parts that no thread has begun, and waits until no thread reads the sources
+    /// any more.
     pub fn wait(&self) {
         drop(self.complete(Duration::ZERO));
     }
@@ -109,7 +110,8 @@ impl<M: Memory + 'static> Pass<M> {
         }
         let mut done = self.lock();
         while self.left.load(Ordering::Acquire) > 0 {
-            // What a helper has taken it will finish; one that comes late finds nothing to take.
+            // A helper finishes the part that it has taken; one that comes late finds nothing to
+            // take.
             done = self.changed.wait(done).unwrap_or_else(PoisonError::into_inner);
         }
         done
@@ -166,14 +168,13 @@ impl<M: Memory + 'static> Pass<M> {
             let (start, end) = ((*at).max(from), (at + source.bytes).min(to));
             if source.eager {
                 // SAFETY: an eager source was in the slot before the pass began, the pass does not
-                // write there, and the caller of `new` has promised that nobody else does.
+                // write there, and the caller of `new` guarantees that no other thread does.
                 sum.read(unsafe { self.slot.still_region(start, end - start) }.unwrap_or_default());
                 continue;
             }
             let address = (source.address + (start - at)) as *const u8;
             // SAFETY: within the source (start >= at, end <= at + bytes), which the caller of `new`
-            // keeps readable; each part belongs to one thread, and nobody but this pass uses the
-            // slot.
+            // keeps readable; each part belongs to one thread, and only this pass uses the slot.
             unsafe {
                 if self.copies {
                     self.slot.sum_from(start, address, end - start, &mut sum)?;
@@ -195,7 +196,7 @@ mod tests {
     use crate::copiers::FOREGROUND;
     use crate::format::digest::crc;
 
-    /// The checksums are those of the chunks, no matter how the work is shared.
+    /// Checks that the checksums are those of the chunks, no matter how the work is shared.
     #[test]
     fn parts_are_combined_to_chunks() {
         let directory = tempfile::tempdir().unwrap();
@@ -214,7 +215,7 @@ mod tests {
             };
             let pieces: Arc<[_]> = [(0, source(0, cut)), (cut, source(cut, bytes))].into();
             for (threads, copies) in [(1, true), (3, true), (2, false)] {
-                // SAFETY: `data` lives, and nobody else uses the slot.
+                // SAFETY: `data` outlives the pass, and only this thread's pass uses the slot.
                 let pass = unsafe { Pass::new(Arc::clone(&slot), bytes, Arc::clone(&pieces), copies) };
                 let expected: Vec<u64> = data.chunks(CHUNK_BYTES).map(crc).collect();
                 assert_eq!(pass.run(threads, &FOREGROUND).unwrap(), expected, "{bytes}");

@@ -9,8 +9,9 @@ use std::arch::x86_64::{
 /// Bytes per round: four accumulators hide the latency of the multiplication.
 const ROUND: usize = 256;
 
-/// Factors that move 128 bits forward by `bits`. The product of two reflected values comes out
-/// one power too high, hence the minus one.
+/// Returns the factors of the two halves of a lane, in all four lanes. They are powers of x that
+/// move the halves forward. The product of two reflected values comes out one power too high, so
+/// each power is one less than its distance.
 #[target_feature(enable = "avx512f")]
 fn factors(earlier: u64, later: u64) -> __m512i {
     let (e, l) = (earlier.cast_signed(), later.cast_signed());
@@ -25,8 +26,11 @@ fn fold(a: __m512i, factor: __m512i, b: __m512i) -> __m512i {
     _mm512_ternarylogic_epi64::<0x96>(earlier, later, b)
 }
 
+/// Sums `len` bytes of `source` and, with `COPY`, copies them to `target`; returns the new
+/// register.
+///
 /// # Safety
-/// As [`super::Running::copy`]; the features must be there.
+/// The same as for [`super::Running::copy`]; the processor has the features.
 #[target_feature(enable = "avx512f,vpclmulqdq")]
 pub unsafe fn pass<const COPY: bool>(state: u64, target: *mut u8, source: *const u8, len: usize) -> u64 {
     // Up to where streaming stores may begin (or aligned loads, when nothing is stored).
@@ -39,7 +43,7 @@ pub unsafe fn pass<const COPY: bool>(state: u64, target: *mut u8, source: *const
     if rounds > 0 {
         const AHEAD: u32 = (ROUND * 8) as u32;
         let far = factors(const { power(AHEAD + 63) }, const { power(AHEAD - 1) });
-        // What came before is part of the first eight bytes.
+        // The register is added to the first eight bytes.
         let before = _mm512_zextsi128_si512(low(state));
         let mut acc = [before; 4];
         for (i, a) in acc.iter_mut().enumerate() {
@@ -60,12 +64,13 @@ pub unsafe fn pass<const COPY: bool>(state: u64, target: *mut u8, source: *const
         let [a, b, c, d] = acc;
         let one = fold(fold(fold(a, near, b), near, c), near, d);
         let mut rest = [0u8; 64];
-        // SAFETY: 64 bytes of room.
+        // SAFETY: `rest` has room for 64 bytes.
         unsafe { _mm512_storeu_si512(rest.as_mut_ptr().cast(), one) };
-        // The 64 bytes stand for all that was folded into them.
+        // The 64 bytes have the same remainder as everything that was folded into them.
         state = by_table(0, &rest);
     }
-    // SAFETY: the rest of both ranges.
+    // SAFETY: `len - at` bytes from `at` on are the rest of both ranges, which the caller
+    // guarantees.
     unsafe { edge::<COPY>(state, target.wrapping_add(at), source.add(at), len - at) }
 }
 
@@ -76,8 +81,8 @@ fn low(state: u64) -> __m128i {
 
 #[target_feature(enable = "avx512f")]
 unsafe fn step<const COPY: bool>(target: *mut u8, source: *const u8, at: usize) -> __m512i {
-    // SAFETY: 64 bytes are there on both sides (caller); the target is aligned (head of
-    // `pass`).
+    // SAFETY: the caller guarantees 64 bytes from `at` on in both ranges; `pass` has aligned the
+    // target to a cache line by its head.
     unsafe {
         let data = _mm512_loadu_si512(source.add(at).cast());
         if COPY {

@@ -11,8 +11,9 @@ const LANES: usize = 8;
 /// Bytes per round.
 const ROUND: usize = 16 * LANES;
 
-/// Factors that move 128 bits forward by `bits`. The product of two reflected values comes out one
-/// power too high, hence the minus one.
+/// Returns the factors of the two halves of a lane. They are powers of x that move the halves
+/// forward. The product of two reflected values comes out one power too high, so each power is one
+/// less than its distance.
 #[target_feature(enable = "sse2")]
 fn factors(earlier: u64, later: u64) -> __m128i {
     _mm_set_epi64x(later.cast_signed(), earlier.cast_signed())
@@ -26,8 +27,11 @@ fn fold(a: __m128i, factor: __m128i, b: __m128i) -> __m128i {
     _mm_xor_si128(_mm_xor_si128(earlier, later), b)
 }
 
+/// Sums `len` bytes of `source` and, with `COPY`, copies them to `target`; returns the new
+/// register.
+///
 /// # Safety
-/// As [`super::Running::copy`]; the feature must be there.
+/// The same as for [`super::Running::copy`]; the processor has the feature.
 #[target_feature(enable = "pclmulqdq")]
 pub unsafe fn pass<const COPY: bool>(state: u64, target: *mut u8, source: *const u8, len: usize) -> u64 {
     // Up to where streaming stores may begin (or aligned loads, when nothing is stored). They fill
@@ -41,7 +45,7 @@ pub unsafe fn pass<const COPY: bool>(state: u64, target: *mut u8, source: *const
     if rounds > 0 {
         const AHEAD: u32 = (ROUND * 8) as u32;
         let far = factors(const { power(AHEAD + 63) }, const { power(AHEAD - 1) });
-        // What came before is part of the first eight bytes.
+        // The register is added to the first eight bytes.
         let before = _mm_set_epi64x(0, state.cast_signed());
         let mut acc = [before; LANES];
         for (i, a) in acc.iter_mut().enumerate() {
@@ -64,18 +68,20 @@ pub unsafe fn pass<const COPY: bool>(state: u64, target: *mut u8, source: *const
             one = fold(one, near, *next);
         }
         let mut rest = [0u8; 16];
-        // SAFETY: 16 bytes of room.
+        // SAFETY: `rest` has room for 16 bytes.
         unsafe { _mm_storeu_si128(rest.as_mut_ptr().cast(), one) };
-        // The 16 bytes stand for all that was folded into them.
+        // The 16 bytes have the same remainder as everything that was folded into them.
         state = by_table(0, &rest);
     }
-    // SAFETY: the rest of both ranges.
+    // SAFETY: `len - at` bytes from `at` on are the rest of both ranges, which the caller
+    // guarantees.
     unsafe { edge::<COPY>(state, target.wrapping_add(at), source.add(at), len - at) }
 }
 
 #[target_feature(enable = "sse2")]
 unsafe fn step<const COPY: bool>(target: *mut u8, source: *const u8, at: usize) -> __m128i {
-    // SAFETY: 16 bytes are there on both sides (caller); the target is aligned (head of `pass`).
+    // SAFETY: the caller guarantees 16 bytes from `at` on in both ranges; `pass` has aligned the
+    // target to a cache line by its head.
     unsafe {
         let data = _mm_loadu_si128(source.add(at).cast());
         if COPY {

@@ -1,6 +1,6 @@
 //! One node's part in protecting a step: fetch the members' parts of a stripe, compute its parity,
-//! keep one shard of it, deliver the others to their nodes. What is on its way is a few extents per
-//! member, whatever the size of the shards.
+//! keep one shard of it, and deliver the others to their nodes. At any time, a few extents per
+//! member are in flight, whatever the size of the shards.
 
 use super::layout::Layout;
 use super::parity_shard::{Described, Description, HEADER, Lengths};
@@ -19,29 +19,29 @@ use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Number of times that a position is fetched whose bytes arrive damaged.
+/// Number of times that a position is fetched if its bytes arrive damaged.
 const ATTEMPTS: u32 = 3;
-/// Threads per stripe; each has a stream to every member and keeper.
+/// Threads per stripe; each has a stream to every member and to every keeper of parity.
 const THREADS: usize = 2;
 
 /// A stripe to compute.
 #[derive(Clone, Debug)]
 pub struct Task {
-    /// Which, at which step; the first of its parity shards stays here.
+    /// The stripe and its step; the first of its parity shards stays on this node.
     pub of: ParityWant,
-    /// [`crate::arena::run_label`] of what it is parity of.
+    /// [`crate::arena::run_label`] of the run that the stripe protects.
     pub run: u64,
-    /// Whose parts; `None` for zeros.
+    /// The members, and the shard of each; `None` for zeros.
     pub members: Vec<Option<(Peer, Want)>>,
-    /// Who keeps the other parity shards.
+    /// Nodes that keep the other parity shards, in order.
     pub keepers: Vec<Peer>,
     /// Round of replication.
     pub round: u64,
-    /// The step that everybody would go back to now: it stays.
+    /// The step that every node would go back to now; its slots are not overwritten.
     pub base: Option<u64>,
 }
 
-/// A parity shard that is wanted somewhere.
+/// A parity shard that is computed, and its destination.
 struct Output {
     /// Checksums of the positions.
     crcs: Vec<AtomicU64>,
@@ -49,11 +49,11 @@ struct Output {
 }
 
 enum To {
-    /// It stays here.
+    /// The shard stays on this node.
     Slot(Writing),
-    /// Another node keeps it.
+    /// Another node keeps the shard.
     Keeper(Peer),
-    /// It is there already; it takes part in the computation all the same.
+    /// The shard has been delivered already. It takes part in the computation all the same.
     Nowhere,
 }
 
@@ -66,21 +66,21 @@ struct Work<'a> {
     outputs: Vec<Output>,
     gate: &'a dyn Gate,
     window: Window,
-    /// Of each parity shard.
+    /// Lengths of each parity shard.
     lengths: Lengths,
 }
 
-/// Computes the parity of a stripe and delivers it to where it belongs; what is there already is
-/// not brought again.
+/// Computes the parity of a stripe and delivers it to its destinations. Shards that have been
+/// delivered already are not sent again.
 ///
 /// # Safety
-/// Meanwhile nobody else computes this stripe on this node, and no other node delivers the parity
-/// shard that stays here.
+/// Meanwhile no other thread computes this stripe on this node, and no other node delivers the
+/// parity shard that stays here.
 ///
 /// # Errors
 /// `NotFound` when a member has taken another step; those of the network; `PermissionDenied` with a
-/// keeper's reason; `InvalidData` when a chunk is damaged where it is; `Interrupted` when the gate
-/// gave up.
+/// keeper's reason; `InvalidData` when a chunk is damaged at its source; `Interrupted` when the
+/// gate gave up.
 pub unsafe fn encode(
     task: &Task,
     holder: &ReplicaHolder,
@@ -88,17 +88,20 @@ pub unsafe fn encode(
     gate: &dyn Gate,
     window: Window,
 ) -> io::Result<()> {
-    // SAFETY: the caller lets nobody else compute or deliver this parity shard meanwhile.
+    // SAFETY: the caller guarantees that this parity shard is neither computed nor delivered by
+    // others.
     let done = unsafe { attempt(task, holder, streams, gate, window) };
     if done.is_err() {
-        // In whatever state the streams are.
+        // Their state is unknown after a failure.
         streams.clear();
     }
     done
 }
 
+/// Does the work of [`encode`], and leaves the streams in any state after an error.
+///
 /// # Safety
-/// As [`encode`].
+/// The same as for [`encode`].
 unsafe fn attempt(
     task: &Task,
     holder: &ReplicaHolder,
@@ -127,8 +130,8 @@ unsafe fn attempt(
     let empty = || (0..positions).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
     let refused = |why| io::Error::new(io::ErrorKind::PermissionDenied, why);
     let own = holder.parity_slot(&task.of, lengths, task.base).map_err(refused)?;
-    // SAFETY: only this agent writes slots of parity (`ReplicaHolder::new`), and nothing else in it
-    // writes this one (the caller's promise).
+    // SAFETY: only this agent writes slots of parity (`ReplicaHolder::new`), and the caller
+    // guarantees that nothing else in it writes this one.
     let begin_own = |slot: Arc<Slot>| unsafe { slot.begin() }.ok_or(io::ErrorKind::ResourceBusy);
     let own = own.map(begin_own).transpose()?;
     let mut outputs = vec![Output { crcs: empty(), to: own.map_or(To::Nowhere, To::Slot) }];
@@ -161,7 +164,7 @@ unsafe fn attempt(
             .collect();
         let mut done = work.run(found, 0..positions.min(half));
         for other in others {
-            // Where the system gives no thread, this one does the work.
+            // If a thread cannot be created, this one does the work.
             done = done.and(match other {
                 Ok(thread) => thread.join().unwrap_or_else(|_| Err(io::Error::other("an encoder panicked"))),
                 Err(part) => lanes(task, streams).and_then(|lanes| work.run(lanes, part)),
@@ -176,7 +179,7 @@ fn count(n: usize) -> io::Result<u32> {
     u32::try_from(n).map_err(io::Error::other)
 }
 
-/// A stream to each member, its shard found there.
+/// Returns a stream to each member, on which its shard was found.
 fn lanes(task: &Task, streams: &Streams) -> io::Result<Vec<Option<Found>>> {
     let lane = |(peer, want): &(Peer, Want)| {
         let ask = Ask::Taken { want: *want, round: task.round };
@@ -193,8 +196,8 @@ fn give_back(task: &Task, streams: &Streams, found: Vec<Option<Found>>) {
     }
 }
 
-/// Announces a parity shard; false when it is there already. Else positions may follow, up to
-/// [`end`].
+/// Announces a parity shard. Returns false if it has been delivered already; otherwise positions
+/// may follow, up to [`end`].
 fn begin(stream: &mut Stream, task: &Task, number: u32, lengths: Lengths) -> io::Result<bool> {
     let of = ParityWant { number, ..task.of };
     let Lengths { region, description } = lengths;
@@ -217,7 +220,7 @@ struct Attempt {
 }
 
 impl Attempt {
-    /// The next attempt; `None` after the last.
+    /// Returns the next attempt, or `None` after the last.
     fn again(self) -> Option<Self> {
         (self.failed + 1 < ATTEMPTS).then_some(Attempt { failed: self.failed + 1, ..self })
     }
@@ -229,20 +232,20 @@ struct Extent {
     of: Attempt,
     from: usize,
     bytes: usize,
-    /// Nothing more is asked for before they have arrived.
+    /// Whether nothing more may be requested before these bytes have arrived.
     alone: bool,
 }
 
-/// What one thread has at hand.
+/// The streams and buffers of one thread.
 struct EncoderThread {
     lanes: Vec<Option<Found>>,
     keepers: Vec<Option<Stream>>,
     encoder: Encoder,
-    /// A piece of each member.
+    /// A piece of each member's chunk.
     pieces: Vec<Vec<u8>>,
     /// A position of each parity shard for another node.
     held: Vec<Vec<u8>>,
-    /// Checksums of the position at hand, members first, then parity.
+    /// Checksums of the current position, members first, then parity.
     sums: Vec<Running>,
     /// Positions sent to each keeper and not yet answered.
     sent: Vec<VecDeque<Attempt>>,
@@ -299,7 +302,7 @@ impl Work<'_> {
                 }
             }
             let Some(extent) = asked.pop_front() else {
-                // What a keeper got damaged is computed again.
+                // Positions that arrived damaged at a keeper are computed again.
                 (0..thread.sent.len()).try_for_each(|n| self.answers(thread, n, 0, &mut left))?;
                 if left.is_empty() {
                     return Ok(());
@@ -346,13 +349,14 @@ impl Work<'_> {
         Ok(Extent { of, from, bytes, alone })
     }
 
-    /// Where in a member's region its bytes of an extent are; what is missing at the end is zeros.
+    /// Returns where in a member's region its bytes of an extent are. Missing bytes at the end are
+    /// zeros.
     fn there(&self, member: usize, position: usize, from: usize, bytes: usize) -> std::ops::Range<usize> {
         let chunk = self.layout.bytes(member, position).unwrap_or(0..0);
         chunk.end.min(chunk.start + from)..chunk.end.min(chunk.start + from + bytes)
     }
 
-    /// Takes an extent off the streams, piece by piece, and computes its parity while it is in the
+    /// Reads an extent from the streams, piece by piece, and computes its parity while it is in the
     /// cache.
     fn take(&self, thread: &mut EncoderThread, extent: Extent) -> io::Result<()> {
         let EncoderThread { lanes, encoder, pieces, held, sums, .. } = thread;
@@ -391,7 +395,8 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Every member's chunk is what was captured; else whose is not.
+    /// Returns the first member whose chunk differs from what was captured, or `None` if all are
+    /// whole.
     fn arrived_whole(&self, thread: &EncoderThread, position: usize) -> Option<usize> {
         self.crcs.iter().enumerate().find_map(|(member, crcs)| {
             let chunk = self.layout.chunk(member, position)?;
@@ -399,7 +404,7 @@ impl Work<'_> {
         })
     }
 
-    /// Notes the checksums of a position, and sends it to whoever keeps it.
+    /// Records the checksums of a position, and sends it to its keepers.
     fn deliver(&self, thread: &mut EncoderThread, of: Attempt, left: &mut VecDeque<Attempt>) -> io::Result<()> {
         let data = self.task.members.len();
         for (number, output) in self.outputs.iter().enumerate() {
@@ -435,7 +440,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Takes answers of a keeper until no more than `most` positions are under way to it.
+    /// Reads answers of a keeper until at most `most` positions are in flight to it.
     fn answers(
         &self,
         thread: &mut EncoderThread,
@@ -462,7 +467,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Everything has arrived: the parity shards become what they are.
+    /// Seals the parity shards, when all positions have arrived.
     fn seal(self, mut description: Description) -> io::Result<()> {
         for (number, output) in (0..).zip(self.outputs) {
             description.number = number;

@@ -1,4 +1,4 @@
-//! Which bytes of whose shard lie beside each other in a stripe.
+//! Which bytes of the members' shards lie beside each other in a stripe.
 
 use super::reed_solomon::GRAIN;
 use crate::format::digest::CHUNK_BYTES;
@@ -6,13 +6,13 @@ use std::ops::Range;
 
 /// Divides the chunks of a region of `bytes` into `parts` parts. Returns the number of chunks in
 /// each part, and the number of parts that have one more. That one comes from the region's end:
-/// where it is short, so is what is computed from it.
+/// where it is short, so is the parity that is computed from it.
 fn shares(bytes: u64, parts: usize) -> (usize, usize) {
     let chunks = usize::try_from(bytes.div_ceil(CHUNK_BYTES as u64)).unwrap_or(usize::MAX);
     (chunks / parts.max(1), chunks % parts.max(1))
 }
 
-/// The part that a chunk of a region of `bytes` is in, and its position there.
+/// Returns the part that a chunk of a region of `bytes` is in, and its position there.
 #[must_use]
 pub fn place(bytes: u64, parts: usize, chunk: usize) -> (usize, usize) {
     let (each, _) = shares(bytes, parts);
@@ -30,13 +30,13 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// For members whose regions have these lengths.
+    /// Creates the layout for members whose regions have these lengths, in bytes.
     #[must_use]
     pub fn new(regions: Vec<u64>) -> Self {
         Layout { regions }
     }
 
-    /// Number of positions.
+    /// Returns the number of positions.
     #[must_use]
     pub fn positions(&self) -> usize {
         let parts = self.regions.len();
@@ -47,7 +47,7 @@ impl Layout {
         self.regions.iter().enumerate().map(of).max().unwrap_or(0)
     }
 
-    /// Where in the member's region its bytes of this position are, if it has any.
+    /// Returns where in the member's region its bytes of this position are, if it has any.
     #[must_use]
     pub fn bytes(&self, member: usize, position: usize) -> Option<Range<usize>> {
         let region = *self.regions.get(member)?;
@@ -62,26 +62,27 @@ impl Layout {
         Some(chunk * CHUNK_BYTES..region.min((chunk + 1) * CHUNK_BYTES))
     }
 
-    /// The chunk of the member's region that is at this position.
+    /// Returns the chunk of the member's region that is at this position, if there is one.
     #[must_use]
     pub fn chunk(&self, member: usize, position: usize) -> Option<usize> {
         self.bytes(member, position).map(|b| b.start / CHUNK_BYTES)
     }
 
-    /// Bytes of a parity shard at this position: those of the longest chunk there.
+    /// Returns the length of a parity shard at this position in bytes: that of the longest chunk
+    /// there.
     #[must_use]
     pub fn length(&self, position: usize) -> usize {
         let of = |member| self.bytes(member, position).map_or(0, |b| b.len());
         (0..self.regions.len()).map(of).max().unwrap_or(0).next_multiple_of(GRAIN)
     }
 
-    /// Where in a parity shard this position is.
+    /// Returns where in a parity shard this position is, in bytes.
     #[must_use]
     pub fn parity(&self, position: usize) -> Range<usize> {
         position * CHUNK_BYTES..position * CHUNK_BYTES + self.length(position)
     }
 
-    /// Bytes of a parity shard.
+    /// Returns the length of a parity shard in bytes.
     #[must_use]
     pub fn parity_bytes(&self) -> u64 {
         self.positions().checked_sub(1).map_or(0, |last| self.parity(last).end as u64)
@@ -95,7 +96,7 @@ mod tests {
 
     #[test]
     fn what_a_shard_costs() {
-        // 17 MiB and a bit: four chunks each, and a short one.
+        // A little less than 17 MiB: four chunks each, and a short one.
         let layout = Layout::new(vec![(17 << 20) - 900_000; 4]);
         assert_eq!((layout.positions(), layout.parity_bytes()), (5, (4 << 20) + 148_608));
         for mib in 17..200u64 {

@@ -1,4 +1,4 @@
-//! Parity shards: what they say of themselves, and how they arrive from the node that has computed
+//! Parity shards: how they describe themselves, and how they arrive from the node that has computed
 //! them.
 
 use super::layout::Layout;
@@ -21,15 +21,15 @@ use std::sync::{Arc, OnceLock};
 /// Bytes before each position of a parity shard on a stream: offset (u64), length (u32), checksum
 /// (u64), little endian.
 pub const HEADER: usize = 20;
-/// Bytes that are received and summed while they are in the cache.
+/// Number of bytes that are received and summed at a time, while they are in the cache.
 const PIECE_BYTES: usize = 256 << 10;
 
 /// A member's shard, as its slot describes it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Described {
-    /// Whose, and which step.
+    /// The rank and the step.
     pub label: Label,
-    /// Length of its region.
+    /// Length of its region in bytes.
     pub region: u64,
     /// Its index, byte for byte.
     pub index: Box<RawValue>,
@@ -41,7 +41,7 @@ pub struct Described {
 pub struct Description {
     /// Which of the stripe's parity shards this is.
     pub number: u32,
-    /// How many there are.
+    /// Number of parity shards of the stripe.
     pub of: u32,
     /// Members in order; `None` for zeros.
     pub members: Vec<Option<Described>>,
@@ -50,10 +50,10 @@ pub struct Description {
 }
 
 impl Description {
-    /// Reads what [`Description::to_bytes`] wrote.
+    /// Reads the JSON that [`Description::to_bytes`] wrote.
     ///
     /// # Errors
-    /// `InvalidData` for anything else, and for numbers that do not fit each other.
+    /// `InvalidData` for anything else, and for numbers that contradict each other.
     pub fn from_bytes(bytes: &[u8]) -> io::Result<Self> {
         let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidData, format!("parity shard: {what}"));
         let found: Description = serde_json::from_slice(bytes).map_err(|e| wrong(e.to_string()))?;
@@ -63,10 +63,10 @@ impl Description {
         if fits && regions { Ok(found) } else { Err(wrong("its description contradicts itself".into())) }
     }
 
-    /// As JSON.
+    /// Returns the description as JSON.
     ///
     /// # Errors
-    /// When it is longer than any index may be.
+    /// Fails when it is longer than any index may be.
     pub fn to_bytes(&self) -> io::Result<Vec<u8>> {
         let bytes = serde_json::to_vec(self).map_err(io::Error::other)?;
         if bytes.len() as u64 > INDEX_BYTES_MAX {
@@ -75,7 +75,7 @@ impl Description {
         Ok(bytes)
     }
 
-    /// How its members' chunks lie beside each other.
+    /// Returns how the members' chunks lie beside each other.
     #[must_use]
     pub fn layout(&self) -> Layout {
         Layout::new(self.members.iter().map(|m| m.as_ref().map_or(0, |m| m.region)).collect())
@@ -83,7 +83,7 @@ impl Description {
 }
 
 impl Described {
-    /// The index, read.
+    /// Parses the index; `None` if it is not valid.
     #[must_use]
     pub fn index(&self) -> Option<Index> {
         serde_json::from_str(self.index.get()).ok()
@@ -91,21 +91,21 @@ impl Described {
 }
 
 impl ParityWant {
-    /// The label of its slot.
+    /// Returns the label of the shard's slot.
     #[must_use]
     pub fn label(&self, run: u64) -> Label {
         let ParityWant { stripe, world_size, generation, step, .. } = *self;
         Label { run, rank: u64::from(stripe), world_size, generation, step, purpose: Purpose::Recovery, shared: false }
     }
 
-    /// The name of its slots.
+    /// Returns the name of the shard's slots.
     #[must_use]
     pub fn name(&self) -> String {
         format!("parity-{}-{}-of-{}", self.stripe, self.number, self.world_size)
     }
 }
 
-/// What a parity slot is worth to a restore.
+/// Describes a parity slot for a restore; `None` if it is not a sealed parity shard.
 #[must_use]
 pub fn holding(slot: &Slot) -> Option<Parity> {
     let label = slot.label()?;
@@ -123,10 +123,10 @@ pub fn holding(slot: &Slot) -> Option<Parity> {
     })
 }
 
-/// Reads all of a parity slot.
+/// Verifies all positions of a parity slot against their checksums.
 ///
 /// # Errors
-/// [`SlotError`].
+/// [`SlotError`], for example when a position is damaged.
 pub fn verify(slot: &Slot) -> Result<(), SlotError> {
     let damaged = |what: String| SlotError::Damaged(what);
     if slot.state() != State::Sealed {
@@ -154,39 +154,39 @@ pub fn verify(slot: &Slot) -> Result<(), SlotError> {
 pub struct ParityRound {
     /// Which parity shard.
     pub want: ParityWant,
-    /// The round.
+    /// Number of the round of replication.
     pub round: u64,
 }
 
-/// How long a parity shard is.
+/// Lengths of a parity shard, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Lengths {
-    /// Of its region.
+    /// Length of its region.
     pub region: u64,
-    /// Of its description, at most.
+    /// Maximum length of its description.
     pub description: u64,
 }
 
-/// A parity shard on its way here.
+/// A parity shard that this node is receiving.
 #[derive(Debug)]
 pub struct Incoming {
-    /// Which, and in which round.
+    /// The shard, and the round in which it is computed.
     pub of: ParityRound,
     region: u64,
-    /// Checksums of what has come.
+    /// Checksum of each position that has arrived.
     crcs: Vec<OnceLock<u64>>,
     /// The connections that deliver it.
     pub suppliers: Suppliers,
 }
 
 impl Incoming {
-    /// Begins to fill `slot`.
+    /// Begins to write `slot`.
     ///
     /// # Safety
-    /// As [`Slot::begin`].
+    /// The same as for [`Slot::begin`].
     ///
     /// # Errors
-    /// [`Refusal`]: the slot is needed, or too small.
+    /// [`Refusal`]: the slot is in use, or too small.
     pub unsafe fn begin(
         slot: Arc<Slot>,
         of: ParityRound,
@@ -195,7 +195,7 @@ impl Incoming {
         if !slot.fits(region, description) {
             return Err(Refusal::ParityLongerThanSlot);
         }
-        // SAFETY: the caller lets nobody else write the slot while `writing` lives.
+        // SAFETY: the caller guarantees that no other thread writes the slot while `writing` lives.
         let writing = unsafe { slot.begin() }.ok_or(Refusal::SlotNeeded)?;
         let positions = usize::try_from(region.div_ceil(CHUNK_BYTES as u64))?;
         Ok(Incoming {
@@ -206,10 +206,10 @@ impl Incoming {
         })
     }
 
-    /// Takes positions off the stream, up to one of length 0, and answers each.
+    /// Reads positions from the stream, up to one of length 0, and answers each.
     ///
     /// # Errors
-    /// Those of the stream; `InvalidData` for what lies outside.
+    /// Those of the stream; `InvalidData` for positions outside the shard.
     pub fn receive(&self, mut tcp: &TcpStream) -> io::Result<()> {
         let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
         loop {
@@ -233,8 +233,8 @@ impl Incoming {
             let (mut sum, mut got) = (Running::default(), 0);
             while got < bytes {
                 let n = PIECE_BYTES.min(bytes - got);
-                // SAFETY: the slot is being written by this alone (`writing`), and a position comes
-                // once: again only after it came damaged, from the same sender.
+                // SAFETY: `writing` is the only writer of the slot, and a position arrives once:
+                // again only after it arrived damaged, from the same sender.
                 let piece = unsafe { writing.slot()?.region_mut(from + got, n)? };
                 tcp.read_exact(piece)?;
                 sum.read(piece);
@@ -245,7 +245,7 @@ impl Incoming {
         }
     }
 
-    /// Seals the slot if everything is there that the description speaks of.
+    /// Seals the slot if every position of the description has arrived.
     ///
     /// # Errors
     /// [`Refusal`].

@@ -1,6 +1,6 @@
-//! A lost shard, computed from what is left of its stripes: from any k of each, the next where one
-//! is gone or damaged. Every source is verified before it is used, and every chunk that comes out
-//! against the checksum of its capture.
+//! A lost shard, computed from the remains of its stripes: from any k of each, and from the next
+//! one if a source is lost or damaged. Every source is verified before it is used, and every
+//! computed chunk against the checksum of its capture.
 
 use super::layout::{Layout, place};
 use super::parity_shard::{Described, Description};
@@ -20,43 +20,43 @@ use std::sync::{Arc, Mutex};
 
 /// Threads per part; each has a stream to every source.
 const THREADS: usize = 2;
-/// Bytes of each shard that are decoded at a time: to find out how costs as much as some hundred
-/// kilobytes.
+/// Bytes of each shard that are decoded at a time. To prepare a decoding costs as much as to decode
+/// some hundred kilobytes.
 const PIECE_BYTES: usize = CHUNK_BYTES;
 
-/// What is left of the stripe of one part.
+/// The remaining sources of the stripe of one part.
 #[derive(Clone, Debug)]
 pub struct Sources {
     /// Number of the stripe.
     pub stripe: u32,
-    /// Whose parts it is computed from; `None` for zeros.
+    /// Ranks that the stripe protects, in order; `None` for zeros.
     pub members: Vec<Option<Rank>>,
-    /// Who holds the members' shards.
+    /// Nodes that hold the members' shards, in the same order.
     pub data: Vec<Option<Peer>>,
-    /// Who holds its parity shards.
+    /// Nodes that hold its parity shards, by their numbers.
     pub parity: Vec<Option<Peer>>,
 }
 
-/// Where computed bytes go: into a slot that is being written, or under repair.
+/// Where computed bytes go: into a slot that is being written, or is under repair.
 type Store<'a> = &'a (dyn Fn(usize, &[u8]) -> io::Result<()> + Sync);
 
-/// A shard to compute: its parts in order.
+/// A shard to compute from its stripes.
 #[derive(Clone, Debug)]
 pub struct Task {
-    /// The shard.
+    /// The lost shard.
     pub want: Want,
-    /// Where its parts come from.
+    /// The sources of each of its parts, in order.
     pub stripes: Vec<Sources>,
 }
 
-/// What the shard is, as the parity says.
+/// The description of a lost shard, from a parity shard.
 #[derive(Clone, Debug)]
 pub struct Outline {
-    /// Its label.
+    /// Label of the lost shard.
     pub label: Label,
-    /// Length of its region.
+    /// Length of its region in bytes.
     pub region: u64,
-    /// Its index as it was (JSON).
+    /// Its index byte for byte (JSON).
     pub json: Vec<u8>,
     index: Index,
 }
@@ -65,12 +65,13 @@ fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
 }
 
-/// Nothing may wait for another silent peer when it is over.
+/// Fails with `Interrupted` when the rebuild is stopped, so that it does not wait for another
+/// silent peer.
 fn stop_if(over: &AtomicBool) -> io::Result<()> {
     if over.load(Ordering::Acquire) { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
 }
 
-/// Asks what the shard is.
+/// Asks the keepers of parity for the description of the shard.
 ///
 /// # Errors
 /// `NotFound` when no parity of it is left; those of the network.
@@ -88,7 +89,7 @@ pub fn outline(task: &Task) -> io::Result<Outline> {
     Err(trouble)
 }
 
-/// A stream on which a parity shard was found, and what that says of itself.
+/// Finds a parity shard on a peer. Returns the stream, and the description of the shard.
 fn described(peer: &Peer, of: &ParityWant) -> io::Result<(Stream, Description)> {
     let mut stream = Stream::open(peer)?;
     let (_, region, json) = stream.find(&Ask::FindParity(*of))?;
@@ -118,17 +119,17 @@ impl Task {
     /// Computes the whole shard into `slot`, and seals it. Stops soon when `over` is set.
     ///
     /// # Safety
-    /// As [`Slot::begin`], until this returns.
+    /// The same as for [`Slot::begin`], until this returns.
     ///
     /// # Errors
-    /// `InvalidData` when too little of a stripe is good; `StorageFull` and `ResourceBusy` for a
-    /// slot that is too small or needed; `Interrupted` when it was stopped. The slot is then not
-    /// sealed.
+    /// `InvalidData` when too few good sources of a stripe are left; `StorageFull` and
+    /// `ResourceBusy` for a slot that is too small or in use; `Interrupted` when it was stopped.
+    /// The slot is then not sealed.
     pub unsafe fn fill(&self, slot: &Arc<Slot>, outline: &Outline, over: &AtomicBool) -> io::Result<()> {
         if !slot.fits(outline.region, outline.json.len() as u64) {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        // SAFETY: the caller lets nobody else write the slot until this returns.
+        // SAFETY: the caller guarantees that no other thread writes the slot until this returns.
         let slot = unsafe { slot.begin() }.ok_or(io::ErrorKind::ResourceBusy)?;
         slot.describe(outline.label, &outline.json, outline.region)?;
         let chunks: Vec<usize> = (0..outline.index.chunks()).collect();
@@ -140,7 +141,7 @@ impl Task {
         Ok(())
     }
 
-    /// Computes single chunks of a slot under repair again. Returns those that are good now.
+    /// Computes single chunks of a slot under repair again. Returns the chunks that are good now.
     ///
     /// # Errors
     /// Those of the network; `NotFound` when the parity is of other bytes.
@@ -153,9 +154,9 @@ impl Task {
         self.compute(&|from, bytes| slot.store(from, bytes), &outline, chunks, over)
     }
 
-    /// What the stripe of a part was computed from, as the first parity shard of it that answers
-    /// says: one that means the same shard as `outline` does. Another length would be another place
-    /// for every chunk.
+    /// Returns the layout and checksums of the stripe of a part, from the first parity shard of it
+    /// that answers and describes the same shard as `outline`. With another length, every chunk
+    /// would be at another place.
     fn known(&self, stripe: &Sources, part: usize, outline: &Outline, over: &AtomicBool) -> io::Result<Known> {
         let mut trouble = io::Error::from(io::ErrorKind::NotFound);
         for (number, peer) in stripe.parity.iter().enumerate() {
@@ -178,7 +179,7 @@ impl Task {
         Err(trouble)
     }
 
-    /// Computes chunks; returns those that are good.
+    /// Computes chunks and passes them to `store`; returns those that are good.
     fn compute(
         &self,
         store: Store<'_>,
@@ -210,7 +211,7 @@ impl Task {
                 let start =
                     |chunks| std::thread::Builder::new().spawn_scoped(scope, move || run(chunks)).map_err(|_| chunks);
                 let threads: Vec<_> = wanted.chunks(each).map(start).collect();
-                // Where the system gives no thread, this one does the work.
+                // If a thread cannot be created, this one does the work.
                 let panicked = |_| Err(invalid("a reader panicked"));
                 threads.into_iter().map(|t| t.map_or_else(&run, |t| t.join().unwrap_or_else(panicked))).collect()
             });
@@ -220,7 +221,7 @@ impl Task {
     }
 }
 
-/// What a stripe was computed from.
+/// The layout and checksums that a stripe was computed from.
 struct Known {
     layout: Layout,
     /// Checksums of the members' chunks.
@@ -230,7 +231,7 @@ struct Known {
 /// A source of a stripe.
 struct Lane {
     stream: Stream,
-    /// Checksums of its chunks, or of its positions.
+    /// Checksums of a member's chunks, or of a parity shard's positions.
     crcs: Vec<u64>,
 }
 
@@ -242,13 +243,13 @@ struct PartRebuild<'a> {
     outline: &'a Outline,
     known: &'a Known,
     lanes: BTreeMap<usize, Lane>,
-    /// Sources that are of no use.
+    /// Sources that have failed.
     bad: BTreeSet<usize>,
     over: &'a AtomicBool,
 }
 
 impl PartRebuild<'_> {
-    /// Computes one chunk, from other sources as long as some are left.
+    /// Computes one chunk. Tries other sources while enough of them are left.
     fn chunk(&mut self, store: Store<'_>, decoder: &mut Decoder, chunk: usize) -> io::Result<()> {
         let data = self.stripe.members.len();
         let (_, position) = place(self.outline.region, data, chunk);
@@ -264,7 +265,7 @@ impl PartRebuild<'_> {
                 Err(Trouble::Source(source)) => self.bad.insert(source),
                 Err(Trouble::Here(e)) => return Err(e),
             };
-            // What is still on its way on the other streams belongs to the attempt that has failed.
+            // Bytes in flight on the other streams belong to the attempt that has failed.
             self.lanes.clear();
         }
     }
@@ -357,8 +358,8 @@ impl PartRebuild<'_> {
 
 /// Why a chunk could not be computed.
 enum Trouble {
-    /// This source is of no use.
+    /// This source cannot be used.
     Source(usize),
-    /// It would not help to take another one.
+    /// Another source would not help.
     Here(io::Error),
 }

@@ -13,7 +13,7 @@ fn wrong(e: reed_solomon_simd::Error) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, e.to_string())
 }
 
-/// Computes parity.
+/// Computes parity shards from data shards.
 pub struct Encoder {
     shape: (usize, usize),
     bytes: usize,
@@ -21,20 +21,20 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// For `data` shards and `parity` parity shards.
+    /// Creates an encoder for `data` shards and `parity` parity shards.
     ///
     /// # Errors
-    /// When there is no such code.
+    /// Fails when there is no such code.
     pub fn new(data: usize, parity: usize) -> io::Result<Self> {
         let inner = ReedSolomonEncoder::new(data, parity, PIECE_BYTES).map_err(wrong)?;
         Ok(Encoder { shape: (data, parity), bytes: PIECE_BYTES, inner })
     }
 
-    /// Hands each piece of parity of these pieces (one per data shard, of equal length, a multiple
-    /// of [`GRAIN`]) to `take`, with its number.
+    /// Computes the parity of these pieces (one per data shard, of equal length, a multiple of
+    /// [`GRAIN`]), and passes each piece of parity to `take` with its number.
     ///
     /// # Errors
-    /// For pieces of other lengths, and those of `take`.
+    /// Fails for pieces of other lengths, and with the errors of `take`.
     pub fn encode(
         &mut self,
         pieces: &[impl AsRef<[u8]>],
@@ -51,7 +51,7 @@ impl Encoder {
     }
 }
 
-/// Computes what is lost.
+/// Computes lost data shards.
 pub struct Decoder {
     shape: (usize, usize),
     bytes: usize,
@@ -59,20 +59,21 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// For `data` shards and `parity` parity shards.
+    /// Creates a decoder for `data` shards and `parity` parity shards.
     ///
     /// # Errors
-    /// When there is no such code.
+    /// Fails when there is no such code.
     pub fn new(data: usize, parity: usize) -> io::Result<Self> {
         let inner = ReedSolomonDecoder::new(data, parity, PIECE_BYTES).map_err(wrong)?;
         Ok(Decoder { shape: (data, parity), bytes: PIECE_BYTES, inner })
     }
 
-    /// Hands the piece of data shard `lost` to `take`, computed from as many others as there are
-    /// data shards: given with their numbers, parity shards after the data shards.
+    /// Computes the piece of data shard `lost` and passes it to `take`. `pieces` has as many others
+    /// as there are data shards, with their numbers; parity shards are numbered after the data
+    /// shards.
     ///
     /// # Errors
-    /// For too few pieces or such of other lengths, and those of `take`.
+    /// Fails for too few pieces or pieces of other lengths, and with the errors of `take`.
     pub fn decode(
         &mut self,
         pieces: &[(usize, impl AsRef<[u8]>)],

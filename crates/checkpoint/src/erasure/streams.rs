@@ -1,11 +1,11 @@
-//! Streams to other agents that nobody uses just now.
+//! Idle streams to other agents, kept for reuse.
 
 use crate::replicate::protocol::{Peer, Stream};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Mutex;
 
-/// See the module.
+/// Idle streams by the address of the peer.
 #[derive(Debug, Default)]
 pub struct Streams {
     idle: Mutex<BTreeMap<String, Vec<Stream>>>,
@@ -23,7 +23,7 @@ impl Streams {
         }
     }
 
-    /// Closes all.
+    /// Closes all idle streams.
     pub fn clear(&self) {
         if let Ok(mut all) = self.idle.lock() {
             all.clear();

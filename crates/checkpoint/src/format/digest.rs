@@ -8,7 +8,7 @@ pub const CHUNK_BYTES: usize = 1 << 20;
 /// Bytes of a part of a chunk that is summed alone; a chunk has a whole number of them.
 pub(crate) const SMALL_PART: usize = 64 << 10;
 
-/// Checksum of `bytes`.
+/// Returns the CRC-64/NVME of `bytes`.
 #[must_use]
 pub fn crc(bytes: &[u8]) -> u64 {
     checksum(CrcAlgorithm::Crc64Nvme, bytes)
@@ -17,7 +17,8 @@ pub fn crc(bytes: &[u8]) -> u64 {
 /// The polynomial without its highest power, bit-reflected (NVM Express 2.0, figure 5.2.1.3.4).
 pub(crate) const POLYNOMIAL: u64 = 0x9a6c_9329_ac4b_c9b5;
 
-/// Product of two polynomials modulo the polynomial, bit-reflected: x^0 is the highest bit.
+/// Returns the product of two polynomials modulo the polynomial, bit-reflected: x^0 is the highest
+/// bit.
 const fn times(a: u64, mut b: u64) -> u64 {
     let mut product = 0;
     let mut bit = 1 << 63;
@@ -31,7 +32,8 @@ const fn times(a: u64, mut b: u64) -> u64 {
     product
 }
 
-/// x to the power of the number of bits in `bytes`: moves a checksum that far ahead.
+/// Returns x to the power of the number of bits in `bytes`: the factor that moves a checksum that
+/// far ahead.
 const fn ahead(mut bytes: u64) -> u64 {
     // x^8, squared again and again.
     let mut square: u64 = 1 << (63 - 8);
@@ -46,7 +48,8 @@ const fn ahead(mut bytes: u64) -> u64 {
     result
 }
 
-/// Checksum of two consecutive pieces from theirs; `second_bytes` is the length of the second.
+/// Returns the checksum of two consecutive pieces from theirs; `second_bytes` is the length of the
+/// second.
 #[must_use]
 pub fn combine(first: u64, second: u64, second_bytes: u64) -> u64 {
     const CHUNK_AHEAD: u64 = ahead(CHUNK_BYTES as u64);
@@ -59,7 +62,7 @@ pub fn combine(first: u64, second: u64, second_bytes: u64) -> u64 {
     times(first, factor) ^ second
 }
 
-/// Checksum of a region from those of its chunks.
+/// Returns the checksum of a region of `bytes` from those of its chunks, continuing `start`.
 #[must_use]
 pub fn combine_chunks(start: u64, crcs: &[u64], bytes: u64) -> u64 {
     let chunk = CHUNK_BYTES as u64;
@@ -71,7 +74,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Bit by bit, straight from the polynomial (NVM Express 2.0, figure 5.2.1.3.4).
+    /// Computes the checksum bit by bit, straight from the polynomial (NVM Express 2.0, figure
+    /// 5.2.1.3.4).
     fn oracle(bytes: &[u8]) -> u64 {
         let mut crc = u64::MAX;
         for byte in bytes {

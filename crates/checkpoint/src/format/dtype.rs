@@ -1,7 +1,7 @@
 //! Element types by their safetensors names.
 
-/// Bytes of one element; `None` for a name that safetensors does not have, and for its types of
-/// less than a byte.
+/// Returns the bytes of one element; `None` for a name that safetensors does not have, and for its
+/// types of less than a byte.
 #[must_use]
 pub fn element_bytes(dtype: &str) -> Option<u64> {
     Some(match dtype {
@@ -14,8 +14,8 @@ pub fn element_bytes(dtype: &str) -> Option<u64> {
     })
 }
 
-/// Bytes that a tensor of this type and shape has; `None` when there is no such type, or when its
-/// strides would not fit into 63 bits (torch computes them for empty tensors, too).
+/// Returns the bytes that a tensor of this type and shape has; `None` when there is no such type,
+/// or when its strides would not fit into 63 bits (torch computes them for empty tensors, too).
 #[must_use]
 pub fn tensor_bytes(dtype: &str, shape: &[u64]) -> Option<u64> {
     let element = element_bytes(dtype)?;

@@ -1,6 +1,6 @@
-//! The side index of a shard: which tensor lies where in the region of contiguous bytes. There is
-//! no index that was not checked: whatever it was read from, names are unique, lengths are those of
-//! type and shape, and they add up.
+//! The side index of a shard: where each tensor lies in the region of contiguous bytes. Every index
+//! is checked, whatever it was read from: names are unique, lengths are those of type and shape,
+//! and their sum is within the limit.
 
 use super::digest::CHUNK_BYTES;
 use super::dtype::tensor_bytes;
@@ -19,40 +19,40 @@ pub struct Tensor {
     pub dtype: String,
     /// Shape; empty for a scalar.
     pub shape: Vec<u64>,
-    /// Length in bytes.
+    /// Length in bytes, which follows from type and shape.
     pub bytes: u64,
 }
 
-/// Why tensors are not those of a shard.
+/// Why a list of tensors cannot be the index of a shard.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IndexError {
-    /// Two of them have one name.
+    /// Two tensors have the same name.
     #[error("two tensors are named {0}")]
     Twice(String),
     /// A name that means something else in a header.
     #[error("a tensor is named __metadata__")]
     Reserved,
-    /// A length that is not that of type and shape.
+    /// A length that does not follow from type and shape.
     #[error("tensor {name} has {bytes} bytes, which are not {dtype} {shape:?}")]
     Length {
-        /// whose
+        /// name of the tensor
         name: String,
-        /// as it says
+        /// its type, as given
         dtype: String,
-        /// as it says
+        /// its shape, as given
         shape: Vec<u64>,
-        /// as it says
+        /// its length, as given
         bytes: u64,
     },
-    /// More than any region may have.
+    /// The tensors are longer than any region may be.
     #[error("its tensors are longer than any shard may be")]
     TooLong,
-    /// Not one checksum for each chunk.
+    /// There is not exactly one checksum for each chunk.
     #[error("{found} checksums for {chunks} chunks")]
     Checksums {
-        /// how many there are
+        /// number of checksums
         found: usize,
-        /// how many there must be
+        /// number of chunks
         chunks: usize,
     },
 }
@@ -75,15 +75,15 @@ impl Tensor {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Unchecked")]
 pub struct Index {
-    /// Shards with the same tensors share them.
+    /// Shared by shards with the same tensors.
     tensors: Arc<[Tensor]>,
-    /// CRC-64/NVME of each [`CHUNK_BYTES`] of the region; none before it is complete.
+    /// CRC-64/NVME of each [`CHUNK_BYTES`] of the region; empty before the region is complete.
     crcs: Vec<u64>,
     #[serde(skip_serializing)]
     bytes: u64,
 }
 
-/// An index as it was written.
+/// An index as it was read.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Unchecked {
@@ -100,10 +100,10 @@ impl TryFrom<Unchecked> for Index {
 }
 
 impl Index {
-    /// Of these tensors, one behind the other; without checksums yet.
+    /// Creates an index of these tensors, which lie one behind the other; without checksums yet.
     ///
     /// # Errors
-    /// [`IndexError`].
+    /// [`IndexError`] if a tensor is not valid, or the tensors are too long.
     pub fn new(tensors: Vec<Tensor>) -> Result<Self, IndexError> {
         let mut names = HashSet::with_capacity(tensors.len());
         let mut bytes = 0u64;
@@ -123,10 +123,10 @@ impl Index {
         Ok(Index { tensors: tensors.into(), crcs: Vec::new(), bytes })
     }
 
-    /// The same with the checksums of its chunks.
+    /// Adds the checksums of the chunks.
     ///
     /// # Errors
-    /// When there is not one for each chunk.
+    /// Fails when there is not one for each chunk.
     pub fn with_checksums(mut self, crcs: Vec<u64>) -> Result<Self, IndexError> {
         let (found, chunks) = (crcs.len(), self.chunks());
         if found != chunks {
@@ -136,31 +136,31 @@ impl Index {
         Ok(self)
     }
 
-    /// The tensors.
+    /// Returns the tensors in the order of their bytes.
     #[must_use]
     pub fn tensors(&self) -> &Arc<[Tensor]> {
         &self.tensors
     }
 
-    /// Checksums of the chunks.
+    /// Returns the checksums of the chunks.
     #[must_use]
     pub fn crcs(&self) -> &[u64] {
         &self.crcs
     }
 
-    /// Length of the region in bytes.
+    /// Returns the length of the region in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Number of chunks of the region.
+    /// Returns the number of chunks of the region.
     #[must_use]
     pub fn chunks(&self) -> usize {
         usize::try_from(self.bytes.div_ceil(CHUNK_BYTES as u64)).unwrap_or(usize::MAX)
     }
 
-    /// Offset of each tensor in the region, by name.
+    /// Returns the tensors by name, each with its offset in the region in bytes.
     #[must_use]
     pub fn offsets(&self) -> BTreeMap<&str, (u64, &Tensor)> {
         let mut at = 0;

@@ -21,18 +21,18 @@ pub const VERSION: u32 = 1;
 pub struct Manifest {
     /// [`VERSION`] of the writer.
     pub version: u32,
-    /// State after this many steps.
+    /// Number of steps after which the state was saved.
     pub step: u64,
     /// Number of ranks.
     pub world_size: u32,
     /// When it was published, in seconds since 1970.
     #[serde(default, skip_serializing_if = "is_unknown")]
     pub saved_at: u64,
-    /// Who published it; `None` in manifests from before directories had owners.
+    /// The writer; `None` in manifests from before directories had owners.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub writer: Option<Mark>,
-    /// Which checkpoints it continues; `None` in earlier ones, and in those that were not saved by
-    /// a training loop.
+    /// The checkpoints that this one continues; `None` in earlier versions, and in checkpoints that
+    /// were not saved by a training loop.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lineage: Option<Lineage>,
     /// One file per rank.
@@ -55,31 +55,32 @@ struct Sealed {
 /// Why bytes are not a manifest.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ManifestError {
-    /// Longer than the limit.
+    /// The manifest is longer than the limit; the length in bytes.
     #[error("manifest of {0} bytes is over the limit of {MANIFEST_BYTES_MAX}")]
     TooLong(u64),
-    /// Not the expected JSON.
+    /// The bytes are not the expected JSON.
     #[error("manifest is damaged: {0}")]
     Damaged(String),
-    /// Checksum differs.
+    /// The checksum does not match the manifest.
     #[error("manifest is damaged: its checksum differs")]
     Checksum,
-    /// Written by another version.
+    /// The manifest was written by another version.
     #[error("manifest has version {0}, this everstep reads version {VERSION}")]
     Version(u32),
 }
 
 impl Manifest {
-    /// Why it was written.
+    /// Returns why the checkpoint was written: the highest purpose of its shards.
     #[must_use]
     pub fn purpose(&self) -> Purpose {
         self.shards.iter().map(|s| s.purpose).max().unwrap_or_default()
     }
 
-    /// May be put in place of another one: an automatic checkpoint of the same step in the same
-    /// branch, or one that the user saved there a moment ago, in the same generation, and saves
-    /// again; or, where both are of no branch (`exactly`), one that the user saved under the same
-    /// name. What lacks an object of it replaces nothing in a branch.
+    /// Returns whether this manifest may replace the manifest `there`: an automatic checkpoint of
+    /// the same step in the same branch, or one that the user saved there in the same generation
+    /// and saves again; or, where both belong to no branch (`exactly`), one that the user saved
+    /// under the same name. In a branch, a manifest that lacks one of the other's objects replaces
+    /// nothing.
     #[must_use]
     pub fn stands_for(&self, there: &Manifest, run: RunId, exactly: bool) -> bool {
         let turn = |m: &Manifest| m.writer.filter(|w| w.run == run).map(|w| w.turn());
@@ -95,7 +96,8 @@ impl Manifest {
         }
     }
 
-    /// Names of the objects whose state is in it; none where a shard does not say.
+    /// Returns the names of the objects whose state is in the checkpoint; empty if a shard does not
+    /// list any.
     #[must_use]
     pub fn objects(&self) -> BTreeSet<String> {
         if self.shards.iter().any(|s| s.objects.is_empty()) {
@@ -104,16 +106,16 @@ impl Manifest {
         self.shards.iter().flat_map(|s| &s.objects).cloned().collect()
     }
 
-    /// Length of all shards in bytes.
+    /// Returns the length of all shards in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.shards.iter().map(|s| s.bytes).sum()
     }
 
-    /// The bytes to write.
+    /// Returns the JSON to write, with its checksum.
     ///
     /// # Errors
-    /// When serialisation fails (out of memory).
+    /// Fails when serialisation fails (out of memory).
     pub fn to_bytes(&self) -> serde_json::Result<Vec<u8>> {
         let crc = format!("{:016x}", crc(&serde_json::to_vec(self)?));
         let mut bytes = serde_json::to_vec_pretty(&Sealed { manifest: self.clone(), crc })?;
@@ -121,7 +123,8 @@ impl Manifest {
         Ok(bytes)
     }
 
-    /// One shard for each rank, each in a file of its own, of lengths that add up.
+    /// Checks that there is one shard for each rank, that each has a file of its own, that the
+    /// branch is possible, and that the total length does not overflow.
     pub(crate) fn check(&self) -> Result<(), &'static str> {
         let ranks: BTreeSet<u32> = self.shards.iter().map(|s| s.rank.0).collect();
         let complete = self.shards.len() == self.world_size as usize && ranks.len() == self.shards.len();
@@ -139,7 +142,7 @@ impl Manifest {
         bytes.map(drop).ok_or("its shard lengths overflow")
     }
 
-    /// Reads and verifies.
+    /// Parses a manifest and verifies its checksum and its contents.
     ///
     /// # Errors
     /// [`ManifestError`].

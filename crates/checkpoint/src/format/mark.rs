@@ -1,20 +1,21 @@
-//! The writer's mark: who wrote a checkpoint, or half of one. What carries no mark of this
-//! directory's run is not ours to touch.
+//! The writer's mark: identifies the writer of a checkpoint, or of an incomplete one. Files without
+//! a mark of this directory's run are never changed.
 
 use everstep_core::id::RunId;
 use serde::{Deserialize, Serialize};
 
-/// Name of the file with the mark, the first one in a directory that is not published yet; it stays
-/// when it is.
+/// Name of the file with the mark. It is the first file in a directory that is not published yet,
+/// and stays there after the publication.
 pub const MARK_FILE: &str = "everstep-mark.json";
 
-/// Who writes.
+/// Identifies a writer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mark {
     /// The directory's identity.
     pub run: RunId,
-    /// Which ownership of the directory; rises when another job takes it over.
+    /// Number of the ownership of the directory; it rises when another job takes the directory
+    /// over.
     pub epoch: u64,
     /// Generation of the job; 0 outside `everstep run`.
     pub generation: u64,
@@ -23,20 +24,21 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// Where the writer stands among those of its run: what is less is over.
+    /// Returns the writer's place in the order of the writers of its run: those with a lower turn
+    /// are over.
     #[must_use]
     pub fn turn(&self) -> (u64, u64) {
         (self.epoch, self.generation)
     }
 
-    /// [`Mark::turn`] as it stands in names: `EPOCH.GENERATION`.
+    /// Returns [`Mark::turn`] as it is written in names: `EPOCH.GENERATION`.
     #[must_use]
     pub fn turn_text(&self) -> String {
         format!("{}.{}", self.epoch, self.generation)
     }
 }
 
-/// Reads [`Mark::turn_text`], or the generation alone as it was written before directories had
+/// Parses [`Mark::turn_text`], or the generation alone as it was written before directories had
 /// owners.
 #[must_use]
 pub fn turn_of(text: &str) -> Option<(u64, u64)> {

@@ -1,4 +1,4 @@
-//! What the bytes mean: pure, no I/O.
+//! Meaning of the bytes: pure, no I/O.
 
 pub mod digest;
 pub mod dtype;

@@ -1,20 +1,20 @@
-//! What readers accept of the length of names and shapes, asked before anything is captured: what
-//! is published can be read.
+//! Limits of readers on the length of names and shapes. They are checked before anything is
+//! captured, so that every published checkpoint can be read.
 
 use super::digest::CHUNK_BYTES;
 use super::index::Tensor;
 use super::shard::{PLACES, VALUE_PREFIX};
 use everstep_wire::limits::{HEADER_BYTES_MAX, INDEX_BYTES_MAX};
 
-/// What a line of a header has more than one of an index: offsets, of which the region's limit
-/// allows fourteen digits each.
+/// Bytes that a line of a header has more than one of an index: offsets, of which the region's
+/// limit allows fourteen digits each.
 const LINE_BYTES: u64 = 40;
-/// Step, rank, world size and the padding to a page.
+/// Bytes for step, rank, world size and the padding to a page.
 const REST_BYTES: u64 = 8192;
-/// Characters of a name that are shown in an error.
+/// Maximum number of characters of a name in an error message.
 const SHOWN: usize = 120;
 
-/// What the header of a shard with some tensors will take, beside their lines in an index.
+/// Lengths in the header of a shard, in addition to the lines of its index.
 #[derive(Clone, Debug, Default)]
 pub struct Header {
     tensors: u64,
@@ -37,7 +37,7 @@ impl Header {
         }
     }
 
-    /// Refuses tensors whose header no reader would take. `json` is the length of their index
+    /// Checks that readers accept the header of these tensors. `json` is the length of their index
     /// without checksums, `region` that of their bytes.
     ///
     /// # Errors
@@ -53,7 +53,7 @@ impl Header {
     }
 }
 
-/// A state whose shard no reader would take.
+/// A state whose shard no reader would accept.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "names and shapes of the {tensors} tensors of the state take {bytes} bytes, more than the {HEADER_BYTES_MAX} that a shard's \
@@ -61,13 +61,13 @@ impl Header {
 )]
 pub struct HeaderTooLong {
     tensors: u64,
-    /// Length of the header.
+    /// Length of the header in bytes.
     bytes: u64,
     /// The longest name, or its beginning.
     longest: String,
 }
 
-/// A name, or the beginning of a long one.
+/// Returns a name, or the beginning of a long one with its length.
 fn shown(name: &str) -> String {
     match name.char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{}… ({} bytes)", name.get(..end).unwrap_or_default(), name.len()),

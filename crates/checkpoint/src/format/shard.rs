@@ -1,4 +1,4 @@
-//! The header of a shard file, which is one of safetensors: its index, and more in the metadata.
+//! The header of a shard file, which is a safetensors header: its index, and more in the metadata.
 
 use super::index::{Index, IndexError, Tensor};
 use everstep_wire::limits::HEADER_BYTES_MAX;
@@ -8,22 +8,23 @@ use std::collections::BTreeMap;
 
 /// Metadata key of a shard file: checksums of the chunks, see [`chunks_to_text`].
 pub const CHUNKS_KEY: &str = "everstep.chunks";
-/// Metadata key of a shard file: where its tensors belong, see [`places_to_text`].
+/// Metadata key of a shard file: where its tensors belong in larger ones, see [`places_to_text`].
 pub const PLACES_KEY: &str = "everstep.places";
 /// Metadata key of a shard file: checksums of single values, see [`values_to_text`].
 pub const VALUES_KEY: &str = "everstep.values";
-/// What is no tensor of the user's: optimizer groups, random numbers, counters. Read alone, by any
-/// rank.
+/// Prefix of names that are not tensors of the user: optimizer groups, random numbers, counters.
+/// Any rank can read them alone.
 pub const VALUE_PREFIX: &str = "__everstep__/";
-/// The tensor of a shard that says where its tensors belong. For each that is a part of a larger
+/// The tensor of a shard that records where its tensors belong. For each that is a part of a larger
 /// one, as little-endian `u64`: its number in the shard, 1 for a range of the flattened tensor and
 /// 0 for a block, the number of dimensions of the whole, its shape, and where the part begins (one
 /// number, or one for each dimension).
 pub const PLACES: &str = "__everstep__/parts";
-/// Values that every step has, whatever objects a training keeps.
+/// Values that every step has, whatever objects are saved.
 const OF_NO_OBJECT: [&str; 3] = ["extra", "layout", "parts"];
 
-/// The object of a training (`model`, `optimizer`) whose state a tensor or value is part of.
+/// Returns the object of the training job (`model`, `optimizer`) whose state a tensor or value is
+/// part of.
 pub(crate) fn object_of(name: &str) -> Option<&str> {
     if let Some(value) = name.strip_prefix(VALUE_PREFIX) {
         return Some(value).filter(|v| !OF_NO_OBJECT.contains(v));
@@ -31,14 +32,16 @@ pub(crate) fn object_of(name: &str) -> Option<&str> {
     name.split(['.', '/']).next().filter(|object| !object.is_empty())
 }
 
-/// Regions begin on a multiple of this, in files as in memory.
+/// Regions begin at a multiple of this number of bytes, in files as in memory.
 const REGION_ALIGN: usize = 4096;
 
 impl Index {
-    /// The safetensors header for this region: length, JSON padded with spaces up to a page.
+    /// Returns the safetensors header for this region: length, and JSON padded with spaces up to a
+    /// page.
     ///
     /// # Errors
-    /// When a name cannot be written as JSON, and when the header is longer than readers accept.
+    /// Fails when a name cannot be written as JSON, and when the header is longer than readers
+    /// accept.
     pub fn safetensors_header(&self, metadata: &BTreeMap<String, String>) -> serde_json::Result<Vec<u8>> {
         let mut map = serde_json::Map::new();
         map.insert("__metadata__".into(), serde_json::to_value(metadata)?);
@@ -61,7 +64,7 @@ impl Index {
     }
 }
 
-/// Checksums of the chunks as text: sixteen hexadecimal digits each.
+/// Returns the checksums of the chunks as text: sixteen hexadecimal digits each.
 #[must_use]
 pub fn chunks_to_text(crcs: &[u64]) -> String {
     use std::fmt::Write;
@@ -71,15 +74,15 @@ pub fn chunks_to_text(crcs: &[u64]) -> String {
     })
 }
 
-/// The checksums back; `None` when the text is none of [`chunks_to_text`].
+/// Parses the text of [`chunks_to_text`]; `None` when it is not valid.
 #[must_use]
 pub fn chunks_from_text(text: &str) -> Option<Vec<u64>> {
     let digits = text.as_bytes().chunks(16);
     digits.map(|d| u64::from_str_radix(std::str::from_utf8(d).ok().filter(|d| d.len() == 16)?, 16).ok()).collect()
 }
 
-/// The bytes of [`PLACES`] as text for a header, where a reader of all shards finds it without
-/// reading of their regions: hexadecimal numbers.
+/// Returns the bytes of [`PLACES`] as hexadecimal numbers for a header, where a reader of all
+/// shards finds them without reading the regions.
 #[must_use]
 pub fn places_to_text(table: &[u8]) -> String {
     let (words, _) = table.as_chunks::<8>();
@@ -87,7 +90,7 @@ pub fn places_to_text(table: &[u8]) -> String {
     words.join(" ")
 }
 
-/// The numbers of such a text; `None` when it is none.
+/// Parses the text of [`places_to_text`]; `None` when it is not valid.
 #[must_use]
 pub fn places_from_text(text: &str) -> Option<Vec<u64>> {
     // Digit by digit: all shards of a large job have millions of them.
@@ -111,15 +114,15 @@ pub fn places_from_text(text: &str) -> Option<Vec<u64>> {
     Some(table)
 }
 
-/// Checksums (CRC-64/NVME) of single values by where they begin in the region, as text for a
-/// header: `offset:checksum`, hexadecimal.
+/// Returns the checksums (CRC-64/NVME) of single values, by where they begin in the region, as text
+/// for a header: `offset:checksum`, hexadecimal.
 #[must_use]
 pub fn values_to_text(values: &BTreeMap<u64, u64>) -> String {
     let words: Vec<String> = values.iter().map(|(at, sum)| format!("{at:x}:{sum:x}")).collect();
     words.join(" ")
 }
 
-/// The checksums of such a text; what is none is left out.
+/// Parses the text of [`values_to_text`]. Words that are not valid are omitted.
 #[must_use]
 pub fn values_from_text(text: &str) -> BTreeMap<u64, u64> {
     let hex = |word: &str| u64::from_str_radix(word, 16).ok();
@@ -127,45 +130,45 @@ pub fn values_from_text(text: &str) -> BTreeMap<u64, u64> {
     text.split(' ').filter_map(one).collect()
 }
 
-/// The lines of a header that was read before. Ranks of evenly sharded state have the same ones.
+/// The lines of a header that was parsed before. Ranks of evenly sharded state have the same lines.
 #[derive(Debug, Default)]
 pub struct Lines {
     text: Vec<u8>,
-    /// Length of what comes before the metadata.
+    /// Length of the text before the metadata.
     head: usize,
     index: Index,
 }
 
-/// What a header says beside the tensors.
+/// Metadata of a header, by key.
 pub type Metadata = BTreeMap<String, String>;
 
 /// Why a shard's header cannot be used.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
-    /// Of unknown structure.
+    /// The JSON does not have the structure of a header.
     #[error("not a safetensors header: {0}")]
     Json(String),
     /// There is a gap before a tensor, or it overlaps the one before.
     #[error("tensor {name} lies at {start}..{end}, expected to start at {expected}")]
     Place {
-        /// The tensor.
+        /// name of the tensor
         name: String,
-        /// Where it begins.
+        /// offset at which it begins
         start: u64,
-        /// Where it ends.
+        /// offset at which it ends
         end: u64,
-        /// Where the tensor before it ends.
+        /// offset at which the tensor before it ends
         expected: u64,
     },
-    /// Tensors that make no index.
+    /// The tensors are not a valid index.
     #[error(transparent)]
     Index(#[from] IndexError),
-    /// It has no metadata, and so no checksums.
+    /// The header has no metadata, and so no checksums.
     #[error("header without metadata")]
     NoMetadata,
 }
 
-/// The metadata of a header, and its text before and after it.
+/// Returns the metadata of a header, and the text before and after it.
 fn split_metadata(json: &[u8]) -> Option<(Metadata, [&[u8]; 2])> {
     const KEY: &[u8] = b"\"__metadata__\":{";
     let key = json.windows(KEY.len()).position(|w| w == KEY)?;
@@ -173,13 +176,14 @@ fn split_metadata(json: &[u8]) -> Option<(Metadata, [&[u8]; 2])> {
     let mut values = serde_json::Deserializer::from_slice(json.get(at..)?).into_iter();
     let metadata = values.next()?.ok()?;
     let tail = json.get(at + values.byte_offset()..)?;
-    // What JSON allows between values, and nothing else: a form feed is an error.
+    // Strips the white space that JSON allows between values, and nothing else: a form feed is an
+    // error.
     let end = tail.iter().rposition(|byte| !matches!(byte, b' ' | b'\t' | b'\n' | b'\r')).map_or(0, |last| last + 1);
     Some((metadata, [json.get(..key)?, tail.get(..end)?]))
 }
 
-/// Reads a safetensors header's JSON into an index (without checksums) and its metadata.
-/// Where the lines are those of the header `before`, they are compared and not parsed.
+/// Parses a safetensors header's JSON into an index (without checksums) and its metadata. If the
+/// lines are the same as those of the header `before`, they are compared instead of parsed.
 ///
 /// # Errors
 /// [`HeaderError`].
@@ -212,15 +216,15 @@ pub fn parse_safetensors_header(json: &[u8], before: &mut Lines) -> Result<(Inde
     Ok((index, metadata))
 }
 
-/// A safetensors header as it is written. Read without a tree of values in between: a checkpoint of
-/// 256 ranks has a quarter of a million of its lines.
+/// A safetensors header as it is written. It is parsed without a tree of values in between: a
+/// checkpoint of 256 ranks has a quarter of a million of its lines.
 #[derive(Default)]
 struct Header {
     metadata: Option<Metadata>,
     entries: Vec<Entry>,
 }
 
-/// (from, to), name, dtype, shape
+/// (from, to), name, dtype, shape.
 type Entry = ((u64, u64), String, String, Vec<u64>);
 
 #[derive(Deserialize)]
@@ -266,7 +270,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn index() -> impl Strategy<Value = Index> {
-        // Names on both sides of the metadata's, and such that look like it.
+        // Names on both sides of the metadata's, and names that look like it.
         let name = prop_oneof![Just("__everstep__/a".into()), Just("z\"__metadata__\":{".into()), "[a-c_]{1,3}"];
         prop::collection::btree_map(name, (0u64..3, 0u64..3), 0..4).prop_map(|names| {
             let tensor = |(name, (rows, columns))| Tensor {
@@ -291,7 +295,7 @@ mod tests {
                 prop_assert_eq!(&found, &parse_safetensors_header(&header[8..], &mut Lines::default()));
                 let (seen, said) = found.unwrap();
                 let by_name = |i: &Index| i.offsets().into_iter().map(|(n, (at, t))| (n.to_owned(), (at, t.clone()))).collect::<Vec<_>>();
-                // Empty tensors at one place may change order.
+                // Empty tensors at the same place may change order.
                 prop_assert_eq!(by_name(&seen), by_name(index));
                 prop_assert_eq!(&said, metadata);
             }

@@ -13,17 +13,17 @@ pub struct Places(Vec<u64>);
 /// A tensor that is a part of a larger one.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
-    /// Its number in the shard.
+    /// Number of the tensor in the shard.
     pub number: usize,
-    /// Shape of the whole.
+    /// Shape of the whole tensor.
     pub shape: &'a [u64],
-    /// Where the part begins: one number for a range, else one for each dimension.
+    /// Where the part begins: one number for a range, otherwise one for each dimension.
     offsets: &'a [u64],
     flat: bool,
 }
 
 impl Place<'_> {
-    /// Which elements of the whole the tensor holds.
+    /// Returns which elements of the whole the tensor contains.
     #[must_use]
     pub fn part(&self, tensor: &Tensor) -> Part {
         if self.flat {
@@ -35,7 +35,7 @@ impl Place<'_> {
     }
 }
 
-/// The first place of a table, and what follows it.
+/// Returns the first place of a table, and the rest of the table.
 fn first(table: &[u64]) -> Option<(Place<'_>, &[u64])> {
     let ([number, flat, dimensions], rest) = table.split_first_chunk::<3>()?;
     let number = usize::try_from(*number).ok()?;
@@ -51,7 +51,8 @@ fn first(table: &[u64]) -> Option<(Place<'_>, &[u64])> {
 }
 
 impl Places {
-    /// Reads the text of a header. `None` when it is no table, or contradicts the index.
+    /// Parses the text of a header. Returns `None` when it is not a table, or contradicts the
+    /// index.
     #[must_use]
     pub fn from_text(text: &str, index: &Index) -> Option<Self> {
         let words = places_from_text(text)?;
@@ -59,7 +60,7 @@ impl Places {
         while !left.is_empty() {
             let (place, rest) = first(left)?;
             let tensor = index.tensors().get(place.number).filter(|_| place.number >= next)?;
-            // The whole is one tensor too, and the part lies within it.
+            // The whole must be a valid tensor too, and the part must lie within it.
             tensor_bytes(&tensor.dtype, place.shape)?;
             if !place.part(tensor).fits(place.shape) {
                 return None;
@@ -69,13 +70,13 @@ impl Places {
         Some(Places(words))
     }
 
-    /// The numbers of the table.
+    /// Returns the numbers of the table.
     #[must_use]
     pub fn words(&self) -> &[u64] {
         &self.0
     }
 
-    /// The places, in the order of the shard's tensors.
+    /// Returns the places, in the order of the shard's tensors.
     pub fn iter(&self) -> impl Iterator<Item = Place<'_>> {
         let mut left = self.0.as_slice();
         std::iter::from_fn(move || {

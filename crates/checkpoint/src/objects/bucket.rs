@@ -1,4 +1,4 @@
-//! Stores by their URLs.
+//! Object stores by their URLs.
 
 use crate::storage::scheme_of;
 use crate::unique_id::unique_id;
@@ -18,17 +18,17 @@ use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
-/// A request that has not ended by then is tried again.
+/// Time limit of one attempt at a request. It is then tried again.
 const REQUEST_TIMEOUT: Duration = Duration::from_mins(2);
-/// A request is given up after so long.
+/// Time after which a request is given up.
 const RETRY_TIMEOUT: Duration = Duration::from_mins(3);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// A store that has not answered a first request by then is taken to be none.
+/// Time after which a store that has not answered a first request is considered unreachable.
 const REACH_TIMEOUT: Duration = Duration::from_secs(15);
 const THREADS: usize = 2;
-/// What a probe holds.
+/// Content of a probe object.
 pub(super) const PROBE: &[u8] = b"everstep";
-/// Variables that name another endpoint than the provider's.
+/// Variables that name an endpoint other than the provider's.
 const ENDPOINTS: [&str; 3] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
 
 static RUNTIME: LazyLock<io::Result<Runtime>> = LazyLock::new(|| {
@@ -36,12 +36,12 @@ static RUNTIME: LazyLock<io::Result<Runtime>> = LazyLock::new(|| {
 });
 static BUCKETS: LazyLock<Mutex<HashMap<String, Arc<Bucket>>>> = LazyLock::new(Mutex::default);
 
-/// What checkpoints need of a store.
+/// Operations that checkpoints need from a store.
 pub trait Store: ObjectStore + MultipartStore {}
 
 impl<T: ObjectStore + MultipartStore> Store for T {}
 
-/// A store, and what is known of it.
+/// A store, and what has been learned about it.
 pub struct Bucket {
     pub(super) store: Box<dyn Store>,
     conditional: OnceLock<bool>,
@@ -52,7 +52,7 @@ pub struct Bucket {
 pub struct Location {
     pub(super) bucket: Arc<Bucket>,
     pub(super) key: Key,
-    /// As it was given.
+    /// The URL as it was given, without slashes at its end.
     pub(super) url: String,
 }
 
@@ -62,13 +62,13 @@ impl fmt::Debug for Location {
     }
 }
 
-/// The path is no path but the URL of an object store.
+/// Returns whether the path is the URL of an object store.
 #[must_use]
 pub fn is_url(path: &Path) -> bool {
     path.to_str().is_some_and(|p| p.contains("://"))
 }
 
-/// Waits for what a store does.
+/// Waits for an operation of a store on the shared runtime, and returns its result.
 pub(super) fn wait<T>(done: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     match &*RUNTIME {
         Ok(runtime) => runtime.block_on(done),
@@ -76,7 +76,8 @@ pub(super) fn wait<T>(done: impl Future<Output = io::Result<T>>) -> io::Result<T
     }
 }
 
-/// The body of an answer, but no more than was to be expected: a store may send what it likes.
+/// Returns the body of an answer, or fails with `InvalidData` if it is longer than `limit` bytes: a
+/// store may send anything.
 pub(super) async fn body(got: GetResult, limit: u64) -> io::Result<Bytes> {
     let long = || io::Error::new(io::ErrorKind::InvalidData, format!("the store sends more than {limit} bytes"));
     let mut pieces = got.into_stream();
@@ -93,7 +94,7 @@ pub(super) async fn body(got: GetResult, limit: u64) -> io::Result<Bytes> {
     if body.len() as u64 > limit { Err(long()) } else { Ok(body) }
 }
 
-/// With the kind of file systems' errors, and without its own names for what it is.
+/// Converts an error to one with the kind that a file system would use.
 pub(super) fn failed(e: object_store::Error) -> io::Error {
     use object_store::Error as E;
     let kind = match e {
@@ -107,11 +108,11 @@ pub(super) fn failed(e: object_store::Error) -> io::Error {
 }
 
 impl Location {
-    /// Opens what a URL names: `s3://bucket/prefix`, `gs://…`, `az://container/…`. Keys and
-    /// endpoints come from the environment, in the variables of each provider's own tools.
+    /// Opens the location that a URL names: `s3://bucket/prefix`, `gs://…`, `az://container/…`.
+    /// Keys and endpoints come from the environment, in the variables of each provider's own tools.
     ///
     /// # Errors
-    /// `InvalidInput` for a URL that names no store, or settings that are incomplete.
+    /// `InvalidInput` for a URL that does not name a store, or settings that are incomplete.
     pub fn of(url: &Path) -> io::Result<Self> {
         let url = url.to_str().unwrap_or_default();
         let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("{url}: {what}"));
@@ -137,12 +138,12 @@ impl Location {
         Ok(Location { bucket, key, url: format!("{scheme}://{rest}") })
     }
 
-    /// A key below this one.
+    /// Returns a key below this one.
     pub(super) fn join(&self, name: &str) -> Key {
         self.key.parts().chain(name.split('/').map(Into::into)).collect()
     }
 
-    /// The directory that a checkpoint lies in, and its step.
+    /// Returns the directory that a checkpoint lies in, and the checkpoint's step.
     pub(super) fn parent(&self) -> io::Result<(Self, u64)> {
         let invalid =
             || io::Error::new(io::ErrorKind::InvalidInput, format!("{} is not a checkpoint; give …/step-N", self.url));
@@ -152,8 +153,8 @@ impl Location {
         Ok((Location::of(Path::new(above))?, step))
     }
 
-    /// The store refuses to put what is there already. Tried once, with an object of our own: some
-    /// accept the condition and ignore it.
+    /// Returns whether the store refuses to overwrite an object if asked to. This is tried once,
+    /// with an object of our own: some stores accept the condition and ignore it.
     pub(super) async fn heeds_conditions(&self) -> io::Result<bool> {
         if let Some(known) = self.bucket.conditional.get() {
             return Ok(*known);
@@ -161,7 +162,8 @@ impl Location {
         let (store, key) = (&self.bucket.store, self.join(&format!("probes/{:016x}", unique_id())));
         let put = || store.put_opts(&key, PutPayload::from_static(PROBE), PutMode::Create.into());
         let heeds = match put().await {
-            // Ours, even when an answer that was lost made the store see it twice.
+            // The object is ours, even if an answer was lost and the store has seen the request
+            // twice.
             Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => match put().await {
                 Ok(_) => false,
                 Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => true,
@@ -170,14 +172,14 @@ impl Location {
             Err(object_store::Error::NotImplemented { .. } | object_store::Error::NotSupported { .. }) => false,
             Err(e) => return Err(failed(e)),
         };
-        // Left behind, it harms nobody.
+        // If it stays there, it does no harm.
         let _ = store.delete(&key).await;
         Ok(*self.bucket.conditional.get_or_init(|| heeds))
     }
 }
 
-/// Identifies a bucket among those that are open: after a move to another endpoint, the same name
-/// means another store.
+/// Returns the identity of a bucket among the open ones: after a move to another endpoint, the same
+/// name means another store.
 fn at_endpoint(root: &str) -> String {
     let endpoints: Vec<String> = ENDPOINTS.iter().filter_map(|n| std::env::var(n).ok()).collect();
     format!("{root} {}", endpoints.join(" "))
@@ -192,7 +194,7 @@ pub(super) fn keep_in_memory(roots: &[&str], conditional: bool) {
     buckets.extend(roots.iter().map(|root| (at_endpoint(root), bucket.clone())));
 }
 
-/// Whether the store answers.
+/// Checks that the store answers.
 ///
 /// # Errors
 /// Those of the store; `TimedOut` when it does not answer for a while.
@@ -207,7 +209,8 @@ pub(super) fn reach(at: &Location) -> io::Result<()> {
 }
 
 fn open(scheme: &str, root: &str) -> Result<Box<dyn Store>, String> {
-    // However often: a store that is started anew refuses connections for seconds.
+    // Retries are limited by time, not by number: a store that restarts refuses connections for
+    // seconds.
     let retry = RetryConfig { max_retries: 1000, retry_timeout: RETRY_TIMEOUT, ..RetryConfig::default() };
     let plain = ENDPOINTS.iter().any(|name| std::env::var(name).is_ok_and(|endpoint| endpoint.starts_with("http://")));
     let options = ClientOptions::new().with_timeout(REQUEST_TIMEOUT).with_connect_timeout(CONNECT_TIMEOUT);
@@ -218,8 +221,8 @@ fn open(scheme: &str, root: &str) -> Result<Box<dyn Store>, String> {
             if let Ok(endpoint) = std::env::var("AWS_ENDPOINT_URL_S3") {
                 builder = builder.with_endpoint(endpoint);
             }
-            // Each part goes with its CRC-64/NVME, which the store compares; that makes hashing it
-            // for the signature needless.
+            // Each part is sent with its CRC-64/NVME, which the store compares; so the signature
+            // need not hash it.
             if std::env::var("AWS_CHECKSUM_ALGORITHM").is_err() {
                 builder = builder.with_checksum_algorithm(Checksum::CRC64NVME);
             }

@@ -1,4 +1,4 @@
-//! The manifest in a store: one object, whose being there makes a checkpoint exist.
+//! The manifest in a store: one object, whose presence makes a checkpoint exist.
 
 use super::bucket::{Location, body, failed, wait};
 use crate::format::manifest::Manifest;
@@ -17,37 +17,37 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Manifests that are read at a time.
+/// Number of manifests that are read at a time.
 const READS: usize = 16;
-/// Seconds for which a writer may go on after the generation that follows its own has published.
+/// Seconds for which a writer may continue after the generation that follows its own has published.
 const LATE: u64 = 600;
-/// Times that a manifest is put where another writer puts its own.
+/// Number of attempts to put a manifest where another writer puts its own.
 const TRIES: usize = 3;
-/// The time limit for withdrawing a manifest.
+/// Time limit for withdrawing a manifest.
 const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(15);
-/// Manifests of one step beside each other, at most: of several branches, or automatic and the
-/// user's.
+/// Maximum number of manifests of one step beside each other: of several branches, or automatic and
+/// the user's.
 const NAMES: u32 = 1000;
 
-/// A manifest: its step, the object, what it says or what is wrong with it.
+/// A manifest: its step, the object, and the contents or the reason why it cannot be read.
 pub(super) type Read = (u64, ObjectMeta, Result<Manifest, Unreadable>);
 
-/// A manifest by its name, `step-N.json` or `step-N.G-XXXX.json`: its step.
+/// Returns the step in the name of a manifest, `step-N.json` or `step-N.G-XXXX.json`.
 fn step_of(key: &Key) -> Option<u64> {
     let name = key.filename()?.strip_prefix("step-")?.strip_suffix(".json")?;
     let step = name.split('.').next()?;
     step.parse().ok().filter(|n: &u64| n.to_string() == step)
 }
 
-/// An attempt to publish a step where the store ignores conditions, by its name
-/// `step-N.E.G-XXXX.json`: its turn.
+/// Returns the turn in the name of a manifest that was published in a store that ignores
+/// conditions, `step-N.E.G-XXXX.json`.
 fn attempt_of(key: &Key) -> Option<(u64, u64)> {
     let (_, attempt) = key.filename()?.strip_suffix(".json")?.split_once('.')?;
     mark::turn_of(attempt.split_once('-')?.0)
 }
 
-/// The turn in which a checkpoint was written (see [`crate::format::mark::Mark::turn`]); in older
-/// ones, by the name of its first shard.
+/// Returns the turn in which a checkpoint was written (see [`crate::format::mark::Mark::turn`]). In
+/// older manifests, it comes from the name of the first shard.
 pub(super) fn turn_of(manifest: &Manifest) -> (u64, u64) {
     let named = || mark::turn_of(manifest.shards.first()?.file.split('-').next()?);
     manifest.writer.map(|w| w.turn()).or_else(named).unwrap_or((0, 0))
@@ -58,8 +58,9 @@ pub(super) fn turn_of(manifest: &Manifest) -> (u64, u64) {
 /// if this fails: the answer to a put can be lost.
 ///
 /// # Errors
-/// Those of the store; `NotFound` when a shard is not there as it was written; `AlreadyExists` when
-/// a later generation has published this step, or when `target` names what something else has.
+/// Those of the store; `NotFound` when a shard is missing or has another length; `AlreadyExists`
+/// when a later generation has published this step, or when `target` names an existing checkpoint
+/// that it may not replace.
 pub(super) fn publish(
     to: &Location,
     mark: &Mark,
@@ -105,16 +106,16 @@ pub(super) fn publish(
     })
 }
 
-/// What became of a manifest.
+/// The result of putting a manifest.
 enum Put {
     Done,
-    /// Something has the name that this one does not stand for.
+    /// The name belongs to a checkpoint that this one may not replace.
     Taken,
     /// A later generation has published this step.
     Outlived,
 }
 
-/// Puts a manifest under a name, in place only of what it stands for.
+/// Puts a manifest under a name. It replaces only a manifest that it stands for.
 async fn put(
     to: &Location,
     key: &Key,
@@ -151,7 +152,7 @@ async fn put(
     Ok(Put::Outlived)
 }
 
-/// Deletes a manifest that was put under `key`, if it is still what is there.
+/// Deletes a manifest that was put under `key`, if it is still there unchanged.
 ///
 /// # Errors
 /// Those of the store; `TimedOut`.
@@ -176,7 +177,7 @@ pub(super) fn withdraw(from: &Location, key: &Key, manifest: &Manifest) -> io::R
     })
 }
 
-/// All shards are there, as long as they were written.
+/// Checks that all shards are there with the lengths that were written.
 async fn present(to: &Location, step: u64, shards: &[ShardFile]) -> io::Result<()> {
     let below = to.join(&format!("step-{step}"));
     let found: HashMap<Key, u64> =
@@ -191,7 +192,7 @@ async fn present(to: &Location, step: u64, shards: &[ShardFile]) -> io::Result<(
     Ok(())
 }
 
-/// Every manifest, read. Several of one step are left to the caller.
+/// Reads every manifest, including several of the same step.
 pub(super) async fn manifests(of: &Location) -> io::Result<Vec<Read>> {
     let below = of.join("manifests");
     let named = of
@@ -216,7 +217,7 @@ async fn read(of: &Location, step: u64, object: ObjectMeta) -> io::Result<Read> 
             }
             read => read?,
         },
-        // Deleted since.
+        // Deleted in the meantime.
         Err(Error::NotFound { .. }) => return Ok((step, object, Err(Unreadable::Deleted))),
         Err(e) => return Err(failed(e)),
     };
@@ -228,12 +229,12 @@ async fn read(of: &Location, step: u64, object: ObjectMeta) -> io::Result<Read> 
     Ok((step, object, manifest))
 }
 
-/// What tells a manifest from the others of its step.
+/// Distinguishes manifests of the same step.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
-    /// Of several automatic checkpoints of one run and branch, one counts.
+    /// Of several automatic checkpoints of one run and branch, only one counts.
     Automatic { run: Option<RunId>, branch: Option<u64> },
-    /// Each of the user's counts, and each that cannot be read: it may be of any branch.
+    /// Each of the user's saves counts, and each that cannot be read: it may be of any branch.
     Single(Key),
 }
 
@@ -248,9 +249,9 @@ impl Kind {
     }
 }
 
-/// The manifests that count: of each step, run, branch and the user's saves the latest one, but for
-/// what a generation that is over has put after the one that followed it. Damaged ones count,
-/// except for attempts that were followed by a readable one.
+/// Returns the manifests that count: of each step, run, branch and the user's saves the latest one,
+/// except those that a generation has put too late, after the one that followed it. Damaged ones
+/// count, except for attempts that were followed by a readable one.
 pub(super) fn newest(mut all: Vec<Read>) -> Vec<Read> {
     all.sort_by_key(|(_, object, _)| object.last_modified);
     let mut readable: HashMap<u64, (u64, u64)> = HashMap::new();
@@ -275,17 +276,17 @@ pub(super) fn newest(mut all: Vec<Read>) -> Vec<Read> {
     best.into_values().collect()
 }
 
-/// What is there is of a later generation than a manifest of this one that comes now, which is so
-/// late that it counts no more. A job whose coordinator has lost its store counts from 1 again:
-/// then what is there is old.
+/// Returns whether the manifest `there` is of a later generation than a manifest that arrives now,
+/// which is then too late to count. A job whose coordinator has lost its store counts from 1 again:
+/// then the manifest `there` is older than [`LATE`].
 fn outlives(there: &Manifest, turn: (u64, u64), now: u64) -> bool {
     turn_of(there) > turn && now.saturating_sub(there.saved_at) < LATE
 }
 
-/// Published checkpoints; damaged ones with the reason.
+/// Returns the published checkpoints, damaged ones with the reason.
 ///
 /// # Errors
-/// Those of the store; a prefix with nothing below holds none.
+/// Those of the store; an empty prefix is not an error.
 pub(super) fn list(of: &Location) -> io::Result<Vec<Found>> {
     let path = |object: &ObjectMeta| {
         let name = object.location.filename().unwrap_or_default();
@@ -310,8 +311,8 @@ pub(super) fn read_manifest(checkpoint: &Location) -> Result<Manifest, Unreadabl
     let name = checkpoint.url.rsplit('/').next().unwrap_or_default();
     let is_named = |o: &ObjectMeta| o.location.filename().is_some_and(|f| f.trim_end_matches(".json") == name);
     let mut all: Vec<Read> = own.map_err(unreadable)?;
-    // The very one that is named; else, in a store where none has just this name, the one that
-    // counts.
+    // The one that is named; if no object has exactly this name (in a store that ignores
+    // conditions), the one that counts.
     let found = match all.iter().position(|(_, o, _)| is_named(o)) {
         Some(at) => Some(all.swap_remove(at)),
         None => newest(all).into_iter().max_by_key(|(_, _, m)| m.as_ref().ok().map(|m| (turn_of(m), m.saved_at))),
@@ -372,7 +373,7 @@ mod tests {
         assert_eq!(counts(&[(7, 200), (1, 200 + LATE)]), 1, "another life of the job counts from 1");
     }
 
-    /// Names of those that count of step 4; those with a `!` are damaged.
+    /// Returns the names of the manifests that count of step 4; those with a `!` are damaged.
     fn counted(all: &[&str]) -> Vec<String> {
         let row = |name: &&str| match name.strip_suffix('!') {
             Some(name) => (4, object(name, 100), Err(Unreadable::OtherStep { at: name.into(), step: 5 })),

@@ -1,4 +1,4 @@
-//! Small objects beside the checkpoints: shards for whoever publishes, and what was measured.
+//! Small objects beside the checkpoints: shards for the rank that publishes, and measurements.
 
 use super::bucket::{Location, body, failed, wait};
 use crate::format::mark::Mark;
@@ -9,10 +9,10 @@ use object_store::{Error, ObjectStoreExt, PutMode, PutPayload};
 use serde::{Deserialize, Serialize};
 use std::io;
 
-/// What a rank has written, and for whom.
+/// A shard that a rank has written.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Note {
-    /// Whose it is.
+    /// Mark of the writer.
     pub mark: Mark,
     shard: ShardFile,
 }
@@ -21,7 +21,7 @@ fn get(of: &Location, key: &Key) -> io::Result<Vec<u8>> {
     wait(async { Ok(body(of.bucket.store.get(key).await.map_err(failed)?, NOTE_BYTES_MAX).await?.to_vec()) })
 }
 
-/// The object of this name.
+/// Returns the contents of the object `name`.
 ///
 /// # Errors
 /// Those of the store.
@@ -29,7 +29,7 @@ pub(super) fn recall(of: &Location, name: &str) -> io::Result<Vec<u8>> {
     get(of, &of.join(name))
 }
 
-/// Writes it.
+/// Writes the object `name`.
 ///
 /// # Errors
 /// Those of the store.
@@ -37,8 +37,8 @@ pub(super) fn remember(of: &Location, name: &str, bytes: Vec<u8>) -> io::Result<
     wait(async { of.bucket.store.put(&of.join(name), bytes.into()).await.map_err(failed) }).map(drop)
 }
 
-/// Writes it unless it is there. False when it is, whoever wrote it. A store that ignores
-/// conditions gives the last one its way.
+/// Writes the object `name` unless it exists; returns false if it does. In a store that ignores
+/// conditions, the last writer wins, and the result is false.
 ///
 /// # Errors
 /// Those of the store.
@@ -47,7 +47,7 @@ pub(super) fn create_new(of: &Location, name: &str, bytes: Vec<u8>) -> io::Resul
         let (key, bytes) = (of.join(name), PutPayload::from(bytes));
         if !of.heeds_conditions().await? {
             of.bucket.store.put(&key, bytes).await.map_err(failed)?;
-            // Whoever came at the same time reads the same afterwards.
+            // A writer that came at the same time reads the same contents afterwards.
             return Ok(false);
         }
         match of.bucket.store.put_opts(&key, bytes, PutMode::Create.into()).await {
@@ -58,7 +58,7 @@ pub(super) fn create_new(of: &Location, name: &str, bytes: Vec<u8>) -> io::Resul
     })
 }
 
-/// Names of the objects right below `prefix`.
+/// Returns the names of the objects right below `prefix`.
 ///
 /// # Errors
 /// Those of the store.
@@ -68,7 +68,7 @@ pub(super) fn names(of: &Location, prefix: &str) -> io::Result<Vec<String>> {
     Ok(found.objects.iter().filter_map(|o| o.location.filename().map(str::to_owned)).collect())
 }
 
-/// Deletes it.
+/// Deletes the object `name`.
 ///
 /// # Errors
 /// Those of the store; `NotFound`.
@@ -80,7 +80,7 @@ fn note_of(to: &Location, mark: &Mark, step: u64, rank: u32) -> Key {
     to.join(&format!("notes/step-{step}.{}/rank-{rank}.json", mark.turn_text()))
 }
 
-/// Writes down a shard, for whoever publishes.
+/// Writes a note of a shard for the rank that publishes.
 ///
 /// # Errors
 /// Those of the store.
@@ -90,7 +90,7 @@ pub(super) fn note(to: &Location, mark: &Mark, step: u64, shard: &ShardFile) -> 
     wait(async { to.bucket.store.put(&key, bytes.into()).await.map_err(failed) }).map(drop)
 }
 
-/// What [`note`] has written for a rank.
+/// Returns the shard that [`note`] has written for a rank, if this run wrote it.
 #[must_use]
 pub(super) fn noted(to: &Location, mark: &Mark, step: u64, rank: u32) -> Option<ShardFile> {
     let key = note_of(to, mark, step, rank);

@@ -1,4 +1,4 @@
-//! Deleting: checkpoints that nobody is to keep, and what writers left that died half-way.
+//! Deletion of checkpoints that the policy does not keep, and of leftovers of writers that died.
 
 use super::bucket::{Location, PROBE, body, failed, wait};
 use super::commit::{Read, manifests};
@@ -20,12 +20,13 @@ use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What no manifest names is deleted after so long whoever wrote it.
+/// Age after which objects that no manifest names are deleted, whichever turn of this run wrote
+/// them.
 const LEFT_FOR: Duration = Duration::from_hours(24);
 
-/// Deletes published checkpoints that `policy` does not keep, and what turns before `before` left
-/// unpublished, or anybody a day ago. The manifest goes first, so that half a deletion never looks
-/// like a checkpoint. With `dry_run` only says so.
+/// Deletes published checkpoints that `policy` does not keep, and unpublished objects of turns
+/// before `before`, or of any turn if they are a day old. The manifest is deleted first, so that an
+/// incomplete deletion never looks like a checkpoint. With `dry_run`, nothing is deleted.
 ///
 /// # Errors
 /// Those of the store.
@@ -67,7 +68,7 @@ pub(super) fn prune(of: &Location, what: &CleanUp<'_>, unchanged: Unchanged<'_>)
         })?;
     }
     let known = named.into_iter().chain(left).collect();
-    // What a manifest names that cannot be read is not known.
+    // The shards of a manifest that cannot be read are unknown.
     let unknown: HashSet<u64> = all.iter().filter(|(_, _, m)| m.is_err()).map(|(step, ..)| *step).collect();
     done.leftovers = wait(orphans(of, &known, &unknown, what))?;
     Ok(done)
@@ -93,18 +94,18 @@ fn deletable(all: &[Read], run: RunId) -> (Vec<(&ObjectMeta, &Manifest)>, Pruned
     (own, done)
 }
 
-/// The mark beside a shard.
+/// Returns the name of the mark beside a shard.
 fn marked(file: &str) -> String {
     file.rsplit_once('/').map_or_else(String::new, |(attempt, _)| format!("{attempt}/{MARK_FILE}"))
 }
 
-/// The turn in `E.G-XXXX` or `step-N.E.G`, as attempts and notes are named.
+/// Returns the turn in `E.G-XXXX` or `step-N.E.G`, the names of attempts and notes.
 fn turn_in(name: &str) -> Option<(u64, u64)> {
     let name = name.strip_prefix("step-").map_or(name, |n| n.split_once('.').map_or("", |(_, g)| g));
     turn_of(name.split('-').next()?)
 }
 
-/// What no manifest names, by what it is.
+/// Objects that no manifest names, by kind.
 #[derive(Default)]
 struct Left {
     /// Attempts to write a shard: their objects, without the mark.
@@ -114,8 +115,8 @@ struct Left {
     probes: Vec<Key>,
 }
 
-/// Deletes what writers of this run left that died half-way, and returns its names. Each is asked
-/// whose it is: names prove nothing.
+/// Deletes leftovers of writers of this run that died, and returns their names. The mark in each is
+/// checked, because a name proves nothing.
 async fn orphans(
     of: &Location,
     named: &HashSet<Key>,
@@ -153,7 +154,8 @@ async fn orphans(
 }
 
 impl Left {
-    /// With `dry_run` only returns the names.
+    /// Deletes the objects that this run wrote, and returns their names. With `dry_run`, only
+    /// returns the names.
     async fn delete(self, of: &Location, what: &CleanUp<'_>) -> io::Result<Vec<String>> {
         let mut gone = Vec::new();
         let ours = |mark: Option<Mark>| mark.is_some_and(|m| m.run == what.run);
@@ -166,8 +168,8 @@ impl Left {
             if what.dry_run {
                 continue;
             }
-            // It may be complete, or ended by whoever was before us. Parts that nobody sees cost
-            // money.
+            // The upload may be complete, or may have been ended by an earlier clean-up. Parts that
+            // are not visible cost money.
             let _ = MultipartStore::abort_multipart(&*of.bucket.store, &begun.key.into(), &begun.id).await;
             delete(of, vec![note]).await?;
         }
@@ -214,7 +216,8 @@ async fn json<T: DeserializeOwned>(of: &Location, key: &Key) -> io::Result<Optio
     Ok(bytes(of, key).await?.and_then(|b| serde_json::from_slice(&b).ok()))
 }
 
-/// Whoever else deletes the same at this moment may be first.
+/// Deletes the objects. Those that are deleted already, for example by another process, are not an
+/// error.
 async fn delete(of: &Location, keys: Vec<Key>) -> io::Result<()> {
     let keys = stream::iter(keys).map(Ok).boxed();
     let done = of.bucket.store.delete_stream(keys).filter(|r| {

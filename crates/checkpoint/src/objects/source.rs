@@ -6,20 +6,20 @@ use object_store::path::Path as Key;
 use object_store::{GetOptions, GetRange, ObjectStore};
 use std::io;
 
-/// Read at once with the object's length: most headers are shorter.
+/// Bytes that are read at once with the object's length: most headers are shorter.
 const HEAD_BYTES: u64 = 256 << 10;
 
-/// One object.
+/// A shard of a checkpoint in a store.
 pub struct Object {
     from: Location,
     key: Key,
     head: Bytes,
-    /// Its length.
+    /// Length of the object in bytes.
     pub bytes: u64,
 }
 
 impl Object {
-    /// Opens a shard of a checkpoint: a name with one `/` in it.
+    /// Opens a shard of a checkpoint. `file` is a name with one `/` in it.
     ///
     /// # Errors
     /// Those of the store.
@@ -36,7 +36,7 @@ impl Object {
         Ok(Object { from: checkpoint.clone(), key, head, bytes })
     }
 
-    /// Fills `into` as far as the object goes; returns how far that is.
+    /// Fills `into` up to the end of the object; returns the number of bytes read.
     ///
     /// # Errors
     /// Those of the store.

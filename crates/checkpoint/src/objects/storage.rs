@@ -18,9 +18,9 @@ use object_store::path::Path as Key;
 use std::io;
 use std::path::PathBuf;
 
-/// Checks the ownership again after a publication, and withdraws what came too late. The condition
-/// of the put concerns its key, not the owner, and a put that is retried may succeed after another
-/// job has taken the prefix over.
+/// Checks the ownership again after a publication, and withdraws a manifest that came too late. The
+/// condition of the put concerns its key, not the owner, and a put that is retried may succeed
+/// after another job has taken the prefix over.
 fn settle(
     to: &Location,
     manifest: &Manifest,
@@ -36,7 +36,8 @@ fn settle(
     if !is_lost(&lost) {
         return published.and(Err(lost));
     }
-    // What replaced another manifest stays. Without it, a step that was durable would be missing.
+    // A manifest that replaced another one stays. Without it, a step that was durable would be
+    // missing.
     match created.map_or(Ok(()), |key| commit::withdraw(to, &key, manifest)) {
         Ok(()) => Err(lost),
         Err(e) => {
@@ -78,7 +79,7 @@ impl Storage for Location {
         commit::read_manifest(self)
     }
 
-    /// Each shard has the name of its upload in front.
+    /// Accepts names with one directory: each shard has the name of its upload in front.
     fn may_hold(&self, file: &str) -> bool {
         is_inside(file, 2)
     }
@@ -91,7 +92,7 @@ impl Storage for Location {
         commit::list(self)
     }
 
-    /// Nobody else's objects have names as manifests have.
+    /// Returns nothing: objects of others do not have the names of manifests.
     fn foreign(&self, _: Option<RunId>) -> io::Result<Vec<Foreign>> {
         Ok(Vec::new())
     }

@@ -1,5 +1,5 @@
 //! A sealed slot, written as one object: in parts, several at a time, each verified against the
-//! checksums of its capture before it goes.
+//! checksums of its capture before it is sent.
 
 use super::bucket::{Location, failed, wait};
 use crate::arena::Reader;
@@ -19,24 +19,24 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Parts under way at a time: stores give each connection 40 to 100 MB/s.
+/// Number of parts in flight: stores give each connection 40 to 100 MB/s.
 const AT_ONCE: usize = 16;
-/// The smallest part that every store takes, and the largest that is still tried again lightly.
+/// The smallest part that every store accepts, and the largest that can be sent again at low cost.
 const PART_BYTES: (usize, usize) = (8 << 20, 64 << 20);
-/// Most parts of an upload that stores take.
+/// Maximum number of parts of an upload that stores accept.
 const PARTS_MAX: usize = 10_000;
 
-/// What is written down before an upload in parts begins.
+/// Note that is written before an upload in parts begins.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Begun {
-    /// Whose it is.
+    /// Mark of the writer.
     #[serde(default)]
     pub mark: Option<Mark>,
     pub key: String,
     pub id: String,
 }
 
-/// Memory of a slot, which stays mapped and unchanged for as long as a request needs it.
+/// Memory of a slot, which stays mapped and unchanged while a request needs it.
 struct Held {
     reader: Arc<Reader>,
     range: Range<usize>,
@@ -48,13 +48,14 @@ impl AsRef<[u8]> for Held {
     }
 }
 
-/// Bytes of each part but the last: all are alike, as some stores ask for.
+/// Returns the length in bytes of each part but the last. All have the same length, as some stores
+/// require.
 fn part_bytes(total: usize) -> usize {
     let shared = total.div_ceil(AT_ONCE).next_multiple_of(CHUNK_BYTES).clamp(PART_BYTES.0, PART_BYTES.1);
     shared.max(total.div_ceil(PARTS_MAX).next_multiple_of(CHUNK_BYTES))
 }
 
-/// Part of the file that begins with the header and goes on with the region.
+/// Returns a part of the file, which consists of the header and the region.
 fn payload(of: &SealedShard, range: Range<usize>) -> io::Result<PutPayload> {
     let header = of.header.len();
     let mut pieces = Vec::with_capacity(2);
@@ -70,7 +71,7 @@ fn payload(of: &SealedShard, range: Range<usize>) -> io::Result<PutPayload> {
     Ok(PutPayload::from_iter(pieces))
 }
 
-/// The chunks that this part of the region lies in are what was captured.
+/// Checks that the chunks of this part of the region are those that were captured.
 fn verified(of: &SealedShard, body: &Range<usize>) -> io::Result<()> {
     let chunks = body.start / CHUNK_BYTES..body.end.div_ceil(CHUNK_BYTES);
     match chunks.into_iter().find(|chunk| !of.holds(*chunk)) {
@@ -82,10 +83,10 @@ fn verified(of: &SealedShard, body: &Range<usize>) -> io::Result<()> {
     }
 }
 
-/// Writes a prepared shard under a name that nobody else uses.
+/// Writes a prepared shard under a name that no other writer uses.
 ///
 /// # Errors
-/// Those of the store; `InvalidData` when memory does not hold what was captured.
+/// Those of the store; `InvalidData` when memory differs from what was captured.
 pub(super) fn write_shard(to: &Location, of: &SealedShard, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile> {
     let attempt = format!("{}-{:016x}", mark.turn_text(), unique_id());
     let file = format!("{attempt}/{}", of.name);
@@ -133,15 +134,15 @@ async fn in_parts(
         });
         let parts = sent.buffered(AT_ONCE).try_collect().await?;
         if let Err(e) = store.complete_multipart(key, &id, parts).await {
-            // It may have been done, and the answer lost: the second time there is nothing left to
-            // complete.
+            // The upload may be complete, and the answer lost: the second time there is nothing
+            // left to complete.
             let there = to.bucket.store.head(key).await.is_ok_and(|o| o.size == total as u64);
             return if there { Ok(()) } else { Err(failed(e)) };
         }
         Ok(())
     };
     let done: io::Result<()> = done.await;
-    // What cannot be ended now is found later by its note.
+    // An upload that cannot be ended now is found later by its note.
     if done.is_err() && store.abort_multipart(key, &id).await.is_err() {
         return done;
     }

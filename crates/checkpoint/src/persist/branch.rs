@@ -1,6 +1,6 @@
-//! The branch that training is in: which checkpoints it continues (see [`crate::lineage`]). Whoever
-//! publishes reads it here; it is written when the first step of a branch is complete, so that a
-//! restart goes on in it even before anything of it is durable.
+//! The branch that training is in: which checkpoints it continues (see [`crate::lineage`]). The
+//! process that publishes reads it here; it is written when the first step of a branch is complete,
+//! so that a restart continues in it even before anything of it is durable.
 //!
 //! A copy of a directory (moved to another file system, or restored from a backup) is of another
 //! run, and has the branches of the original until it begins one of its own. From then on its
@@ -19,26 +19,26 @@ use std::io;
 /// The file with the running branch.
 pub const BRANCH_FILE: &str = "everstep-branch.json";
 const VERSION: u32 = 1;
-/// Runs that a record names: copies of copies.
+/// Maximum number of runs that a record names: copies of copies.
 const INHERITED_MAX: usize = 64;
 
-/// The running branch, as it is kept in the directory.
+/// The running branch, as it is recorded in the directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// Version of this file, and the sign that it is everstep's (see [`super::remember`]).
+    /// Version of this file, which also marks it as everstep's (see [`super::remember`]).
     everstep: u32,
     /// The directory's identity.
     pub run: RunId,
-    /// The branch.
+    /// The branch, and its ancestors.
     pub lineage: Lineage,
     /// The step that the user went back to, from which this branch began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<u64>,
-    /// Which ownership of the directory wrote this.
+    /// Epoch of the directory's owner that wrote this record.
     pub epoch: u64,
-    /// Generation that wrote this.
+    /// Generation of the job that wrote this record.
     pub generation: u64,
-    /// What this generation continued from.
+    /// The point from which this generation continued.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     continued: Option<Continued>,
     /// Runs of the directories that this one was copied from.
@@ -46,40 +46,40 @@ pub struct Record {
     pub inherited: Vec<Inherited>,
 }
 
-/// Where a generation continued.
+/// The point from which a generation continued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Continued {
-    /// The step.
+    /// Step of the restored state.
     step: u64,
-    /// The ownership of the directory at that time. Where [`Record::epoch`] is 0, whoever wrote this
-    /// did not know its own.
+    /// The ownership of the directory at that time. If [`Record::epoch`] is 0, the writer of the
+    /// record did not know its own.
     owner: u64,
 }
 
 impl Record {
-    /// The runs whose branches count together.
+    /// Returns the runs whose branches count together.
     fn runs(&self) -> Runs {
         let mut runs = Runs::only(Some(self.run));
         runs.0.extend(&self.inherited);
         runs
     }
 
-    /// The step from which a later generation than that of `mark` continued, if that was before
-    /// `step`: this branch does not contain the step that `mark` wrote.
+    /// Returns the step from which a later generation than that of `mark` continued, if that was
+    /// before `step`: this branch does not contain the step that `mark` wrote.
     fn left_at(&self, step: u64, mark: &Mark) -> Option<u64> {
         let continued = self.continued.filter(|c| (c.owner, self.generation) > mark.turn() && c.step < step)?;
         Some(continued.step)
     }
 }
 
-/// What training goes on from.
+/// The state that training continues from.
 #[derive(Clone, Copy, Debug)]
 pub enum Origin<'a> {
-    /// Nothing: step 0.
+    /// No state: training begins at step 0.
     Scratch,
-    /// Memory, which holds what ran last.
+    /// State in memory, which is that of the branch that ran last.
     Memory {
-        /// The step.
+        /// The step in memory.
         step: u64,
     },
     /// A durable checkpoint.
@@ -89,24 +89,25 @@ pub enum Origin<'a> {
 /// The branches of a directory as its record shows them.
 pub(super) struct Seen {
     record: Option<Record>,
-    /// Whose branches they are.
+    /// Runs that the branches belong to.
     pub runs: Runs,
-    /// They are those of the directory that this one was copied from.
+    /// Whether the branches are those of the directory that this one was copied from.
     copied: bool,
-    /// Checkpoints of several directories are here, and no record says which of them ran last.
+    /// Whether checkpoints of several directories are here, and no record tells which of them ran
+    /// last.
     pub mixed: bool,
 }
 
 impl Seen {
-    /// `all`: what is published there.
+    /// Reads the record of the directory. `all` are the checkpoints that are published there.
     ///
     /// # Errors
-    /// As [`recorded`].
+    /// The same as for [`recorded`].
     pub fn of(storage: &dyn Storage, run: Option<RunId>, all: &[Found]) -> io::Result<Seen> {
         let record = read(storage)?;
         let own = |r: &Record| Some(r.run) == run;
-        // Training that began here after the copy has a record of its own, unless somebody deleted
-        // it, or replaced it by copying once more.
+        // Training that began here after the copy has a record of its own, unless the record was
+        // deleted, or replaced by another copy.
         let begun = || trained(all).any(|(by, _)| Some(by) == run);
         let replaced = |r: &Record| {
             let runs = r.runs();
@@ -117,19 +118,19 @@ impl Seen {
         let copied = record.as_ref().is_some_and(|r| !own(r));
         let mut runs = record.as_ref().map_or_else(|| Runs::only(run), Record::runs);
         if let Some(run) = run.filter(|_| copied) {
-            // What was saved here without training is of no branch.
+            // Checkpoints that were saved here without a training loop belong to no branch.
             runs.0.extend(Runs::only(Some(run)).0);
         }
         Ok(Seen { record, runs, copied, mixed })
     }
 
-    /// The branch that ran last, by its record.
+    /// Returns the branch that ran last, according to its record.
     pub fn lineage(&self) -> Option<&Lineage> {
         self.record.as_ref().map(|r| &r.lineage)
     }
 
-    /// The runs that a branch of `run` which begins now inherits, and those of which single
-    /// checkpoints were copied here before (`all`), which have no place in its branches.
+    /// Returns the runs that a branch of `run` which begins now inherits, and the runs of single
+    /// checkpoints that were copied here before (`all`), which have no place in its branches.
     fn inherited(&self, run: RunId, turn: u64, all: &[Found]) -> Vec<Inherited> {
         let latest = self.record.as_ref().filter(|_| self.copied).map(|r| Inherited { run: r.run, until: turn });
         let earlier = self.record.iter().flat_map(|r| r.inherited.iter().copied());
@@ -144,17 +145,17 @@ impl Seen {
     }
 }
 
-/// Run and turn of each checkpoint that a training loop has published.
+/// Returns the run and the turn of each checkpoint that a training loop has published.
 fn trained(all: &[Found]) -> impl Iterator<Item = (RunId, u64)> {
     let readable = all.iter().filter_map(|(_, _, manifest)| manifest.as_ref().ok());
     readable.filter_map(|m| Some((m.writer?.run, m.lineage.as_ref()?.turn)))
 }
 
-/// The branch that ran last, by its own record. One of another directory (a copy) says nothing
-/// here.
+/// Returns the record of the branch that ran last. The record of another directory (a copy) is
+/// ignored.
 ///
 /// # Errors
-/// Those of the file system or store; `InvalidData` for something else of this name.
+/// Those of the file system or store; `InvalidData` when the file of this name is not a record.
 pub(super) fn recorded(storage: &dyn Storage, run: Option<RunId>) -> io::Result<Option<Record>> {
     Ok(read(storage)?.filter(|r| Some(r.run) == run))
 }
@@ -170,8 +171,8 @@ fn read(storage: &dyn Storage) -> io::Result<Option<Record>> {
     }
 }
 
-/// Published checkpoints, newest first; of several of one step, that of the branch that ran last
-/// comes first.
+/// Returns the published checkpoints, newest first. Of several of one step, the one of the branch
+/// that ran last comes first.
 pub(super) fn newest_first(storage: &dyn Storage) -> io::Result<Vec<Found>> {
     let mut found = storage.list()?;
     let order = |f: &Found| {
@@ -182,7 +183,7 @@ pub(super) fn newest_first(storage: &dyn Storage) -> io::Result<Vec<Found>> {
     Ok(found)
 }
 
-/// Where the checkpoints stand, and the steps of those that cannot be read.
+/// Returns the places of the checkpoints, and the steps of those that cannot be read.
 fn known(all: &[Found], runs: &Runs) -> (Vec<Place>, Vec<u64>) {
     let (mut known, mut unread) = (Vec::new(), Vec::new());
     for (step, _, manifest) in all {
@@ -194,8 +195,8 @@ fn known(all: &[Found], runs: &Runs) -> (Vec<Place>, Vec<u64>) {
     (known, unread)
 }
 
-/// Training goes on from `from`: the branch that it is in, recorded for whoever publishes. `asked`:
-/// the user named the step.
+/// Determines the branch in which training continues from `from`, records it for the process that
+/// publishes, and returns it. With `asked`, the user named the step.
 ///
 /// # Errors
 /// Those of the file system or store; `PermissionDenied` when another job has taken the directory
@@ -215,7 +216,7 @@ pub(super) fn begin(storage: &dyn Storage, from: Origin<'_>, asked: bool, mark: 
     let departure = Departure { from, asked, copied: seen.copied, inherited };
     let lineage = lineage::begin(seen.lineage(), &known, &unread, departure);
     let record = &seen.record;
-    // Whoever goes on in the branch goes on with what the user asked for.
+    // Training that continues in the branch keeps the step that the user asked for.
     let earlier = record.as_ref().filter(|r| r.lineage == lineage).and_then(|r| r.asked);
     let asked = asked.then_some(step).or(earlier);
     let owner = match mark.epoch {
@@ -241,29 +242,29 @@ pub(super) fn begin(storage: &dyn Storage, from: Origin<'_>, asked: bool, mark: 
             storage.remember(BRANCH_FILE, serde_json::to_vec(&now)?)
         }
     };
-    // On a full disk training goes on where the branch is recorded as it is.
+    // On a full disk, training continues if the branch is recorded already.
     if !same {
         written?;
     }
     Ok(lineage)
 }
 
-/// The branch that a step is published in.
+/// Returns the branch that a step is published in.
 ///
 /// # Errors
-/// As [`begin`]; and when a later generation has continued from an earlier step before this one was
-/// published: it is of a past that training has left.
+/// The same as for [`begin`]; also fails when a later generation has continued from an earlier step
+/// before this one was published: the step belongs to a past that training has left.
 pub(super) fn running(storage: &dyn Storage, mark: &Mark, step: u64) -> io::Result<Lineage> {
     match recorded(storage, Some(mark.run))? {
         Some(record) => match record.left_at(step, mark) {
             None => Ok(record.lineage),
             Some(left) => {
-                // A former owner hears of the new one rather than of its training.
+                // A former owner gets the error about the new owner rather than about its training.
                 still_owned(storage, mark)?;
                 Err(io::Error::other(format!("step {step} is obsolete: training has since continued from step {left}")))
             }
         },
-        // Somebody has deleted the record. What it may have left behind stays.
+        // The record was deleted. Checkpoints that it may have left behind stay.
         None => begin(storage, Origin::Memory { step: step.saturating_sub(1) }, true, mark),
     }
 }
@@ -286,7 +287,7 @@ mod tests {
 
         let left = begin(&*storage, Origin::Scratch, false, &mark(1)).unwrap();
         assert_eq!(in_branch(1, 20).unwrap(), left.branch);
-        // The script goes back to step 10. What it wrote before is still on its way.
+        // The script goes back to step 10. The step that it captured before is still being written.
         let now = begin(&*storage, Origin::Memory { step: 10 }, true, &mark(2)).unwrap();
         assert_eq!(in_branch(2, 20).unwrap(), now.branch);
         assert_eq!(in_branch(1, 10).unwrap(), now.branch, "both have this step in common");

@@ -32,13 +32,14 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    /// What a path names. It need not be there.
+    /// Returns the directory at a path. It need not exist.
     pub fn of(path: &Path) -> Self {
         Directory { path: path.to_owned() }
     }
 }
 
-/// In nanoseconds since 1970; `None` where the file system does not tell.
+/// Returns the creation time in nanoseconds since 1970; `None` if the file system does not report
+/// it.
 fn created(of: &fs::Metadata) -> Option<u64> {
     let since = of.created().ok()?.duration_since(UNIX_EPOCH).ok()?;
     u64::try_from(since.as_nanos()).ok().filter(|nanoseconds| *nanoseconds > 0)
@@ -67,9 +68,10 @@ impl Storage for Directory {
 
     fn publish(&self, mark: &Mark, manifest: &Manifest, target: Target, owned: StillOwned<'_>) -> io::Result<PathBuf> {
         let Published { at, replaced } = files::publish(&self.path, mark, manifest, target, owned)?;
-        // This process may have been stopped between the last look and the rename.
+        // This process may have been stopped between the last check and the rename.
         match owned() {
-            // Without it, a step that was durable before would be missing.
+            // If it were withdrawn after a replacement, a step that was durable before would be
+            // missing.
             Err(e) if is_lost(&e) && !replaced => {
                 files::withdraw(&self.path, &at, mark, manifest.step)?;
                 Err(e)
@@ -110,14 +112,14 @@ impl Storage for Directory {
         files::noted(&self.path, mark, step, rank)
     }
 
-    /// Notes go with the publication.
+    /// Does nothing: notes are deleted with the publication.
     fn forget(&self, _: &Mark, _: u64, _: u32) -> io::Result<()> {
         Ok(())
     }
 
     fn recall(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
         absent(disk::read(&self.path.join(name), NOTE_BYTES_MAX)).map_err(|e| match e.kind() {
-            // "It" would name nothing to the reader.
+            // The error's own text begins with "it" and does not name the file.
             io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => {
                 io::Error::new(e.kind(), format!("{name}: {e}"))
             }
@@ -147,7 +149,7 @@ impl Storage for Directory {
         match linked {
             Ok(()) => File::open(&self.path)?.sync_all().map(|()| true),
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(false),
-            // A file system without hard links.
+            // The file system does not support hard links.
             Err(_) => match OpenOptions::new().write(true).create_new(true).open(&path) {
                 Ok(mut file) => {
                     file.write_all(&bytes)?;
@@ -163,7 +165,7 @@ impl Storage for Directory {
         let temporary = self.path.join(format!(".{name}.{:016x}", unique_id()));
         let mut file = File::create_new(&temporary)?;
         let replaced = file.write_all(&bytes).and_then(|()| fs::rename(&temporary, self.path.join(name)));
-        // On a full disk there is no room for the remains of each attempt.
+        // On a full disk there is no space for the remains of each attempt.
         replaced.inspect_err(|_| drop(fs::remove_file(&temporary)))
     }
 

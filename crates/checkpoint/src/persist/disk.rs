@@ -1,6 +1,5 @@
-//! The calls to the file system that publishing and deleting make. None follows a link, none waits
-//! for a pipe, and an error never means "absent". With the feature `faults`, any of them can be
-//! made to fail.
+//! The file system calls of publishing and deleting. None follows a link, none waits for a pipe,
+//! and an error never means "absent". With the feature `faults`, any of them can be made to fail.
 
 use crate::regular_file::read_regular_in;
 use crate::unique_id::unique_id;
@@ -13,7 +12,7 @@ use std::path::Path;
 
 #[cfg(any(test, feature = "faults"))]
 pub mod faults {
-    //! Makes one call fail, or all from one on, on this thread.
+    //! Makes one call on this thread fail, or all calls from one on.
 
     use std::cell::Cell;
     use std::io;
@@ -23,14 +22,14 @@ pub mod faults {
         static CALLS: Cell<u64> = const { Cell::new(0) };
     }
 
-    /// The call after `after` others fails with `errno`; with `ever`, so do all that follow, as if
-    /// the process had died.
+    /// Makes the call after `after` others fail with `errno`; with `ever`, so do all that follow,
+    /// as if the process had died.
     pub fn plan(after: u64, errno: i32, ever: bool) {
         PLAN.set(Some((after, errno, ever)));
         CALLS.set(0);
     }
 
-    /// Nothing fails any more. Returns the number of calls since [`plan`].
+    /// Ends the plan, so that no call fails any more. Returns the number of calls since [`plan`].
     pub fn end() -> u64 {
         PLAN.set(None);
         CALLS.replace(0)
@@ -55,18 +54,18 @@ mod faults {
     }
 }
 
-/// A call that is made elsewhere is about to be made.
+/// Counts a call that is about to be made elsewhere, and fails if the plan says so.
 pub(super) fn before_call() -> io::Result<()> {
     faults::check()
 }
 
-/// What there is under a name, itself and not what it links to; `None` where there is certainly
-/// nothing.
+/// Returns the type of the file at a path, without following a link; `None` if it certainly does
+/// not exist.
 pub(super) fn kind(path: &Path) -> io::Result<Option<FileType>> {
     kind_in(CWD, path)
 }
 
-/// The same from a directory that is held open.
+/// Does what [`kind`] does, relative to a directory that is held open.
 pub(super) fn kind_in(at: impl AsFd, path: &Path) -> io::Result<Option<FileType>> {
     faults::check()?;
     match statat(at, path, AtFlags::SYMLINK_NOFOLLOW) {
@@ -76,7 +75,8 @@ pub(super) fn kind_in(at: impl AsFd, path: &Path) -> io::Result<Option<FileType>
     }
 }
 
-/// Bytes of a regular file; `None` where there is certainly none.
+/// Returns the length of a regular file in bytes; `None` if it certainly does not exist or is not
+/// one.
 pub(super) fn length(path: &Path) -> io::Result<Option<u64>> {
     faults::check()?;
     match statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW) {
@@ -88,7 +88,7 @@ pub(super) fn length(path: &Path) -> io::Result<Option<u64>> {
     }
 }
 
-/// Names in a directory, sorted. A directory that is missing has none.
+/// Returns the names in a directory, sorted. A missing directory has none.
 pub(super) fn names(directory: &Path) -> io::Result<Vec<std::ffi::OsString>> {
     faults::check()?;
     let entries = match fs::read_dir(directory) {
@@ -109,7 +109,7 @@ pub(super) fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     read_in(CWD, path, limit)
 }
 
-/// The same from a directory that is held open.
+/// Does what [`read`] does, relative to a directory that is held open.
 pub(super) fn read_in(at: impl AsFd, path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     faults::check()?;
     let bytes = read_regular_in(at, path, limit)?;
@@ -117,8 +117,7 @@ pub(super) fn read_in(at: impl AsFd, path: &Path, limit: u64) -> io::Result<Vec<
     Ok(bytes)
 }
 
-/// Writes a small file and makes its bytes durable, in place of an earlier one of this name, if
-/// there is one.
+/// Writes a small file and makes its bytes durable. It replaces an earlier file of this name.
 pub(super) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let temporary = path.with_file_name(format!(".{name}.{:016x}", unique_id()));
@@ -133,13 +132,13 @@ pub(super) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
         fs::rename(&temporary, path)
     })();
     if written.is_err() {
-        // Otherwise it would be left for ever.
+        // Otherwise it would stay forever.
         let _ = fs::remove_file(&temporary);
     }
     written
 }
 
-/// Makes a directory. False when there is something of this name.
+/// Makes a directory. Returns false when the name is taken.
 pub(super) fn make(path: &Path) -> io::Result<bool> {
     faults::check()?;
     match fs::create_dir(path) {
@@ -149,18 +148,18 @@ pub(super) fn make(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Renames, but never onto anything: `AlreadyExists`.
+/// Renames a file, but never over an existing one: fails with `AlreadyExists`.
 pub(super) fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     rename_new_in(CWD, from, to)
 }
 
-/// The same in a directory that is held open.
+/// Does what [`rename_new`] does, relative to a directory that is held open.
 pub(super) fn rename_new_in(at: impl AsFd, from: &Path, to: &Path) -> io::Result<()> {
     faults::check()?;
     let at = at.as_fd();
     match renameat_with(at, from, at, to, RenameFlags::NOREPLACE) {
-        // File systems, NFS among them, that know no flags. The name is looked up right before:
-        // what could come in between and be replaced is an empty directory.
+        // Some file systems, NFS among them, support no flags. The name is looked up right before:
+        // only an empty directory that is created in between could be replaced.
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) if kind_in(at, to)?.is_none() => {
             Ok(renameat(at, from, at, to)?)
         }
@@ -169,7 +168,7 @@ pub(super) fn rename_new_in(at: impl AsFd, from: &Path, to: &Path) -> io::Result
     }
 }
 
-/// Swaps two names at once. False where the file system cannot.
+/// Swaps two names atomically. Returns false if the file system cannot.
 pub(super) fn exchange(one: &Path, other: &Path) -> io::Result<bool> {
     faults::check()?;
     match renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE) {

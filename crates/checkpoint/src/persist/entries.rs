@@ -1,6 +1,6 @@
-//! What lies in a directory of checkpoints: ours, somebody else's, or not to be told. Names prove
-//! nothing. Ours is what carries the mark of this directory's run, and only as far as it holds
-//! nothing but what everstep wrote.
+//! Classifies the entries of a directory of checkpoints: ours, foreign, or unknown. Names prove
+//! nothing. An entry is ours if it has the mark of this directory's run, and only if it contains
+//! nothing that everstep did not write.
 
 use super::disk;
 use super::opened::Opened;
@@ -17,50 +17,50 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Checkpoints of one step beside each other, at most: of several branches, or automatic and the
-/// user's.
+/// Maximum number of checkpoints of one step beside each other: of several branches, or automatic
+/// and the user's.
 pub(super) const SAME_STEP_MAX: u32 = 1000;
 
 /// An entry whose name begins with `step-`.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
-    /// Its name.
+    /// Name in the directory.
     pub name: String,
-    /// What it is.
+    /// Kind of the entry.
     pub what: What,
 }
 
-/// What an entry is.
+/// Kinds of entries.
 #[derive(Clone, Debug)]
 pub(super) enum What {
     /// A checkpoint that can be read.
     Checkpoint {
-        /// Its manifest.
+        /// Contents of its `manifest.json`.
         manifest: Box<Manifest>,
-        /// Why it is not ours to delete.
+        /// Why it must not be deleted.
         kept: Option<NotOurs>,
     },
-    /// Was a checkpoint, or may be one, and cannot be read.
+    /// An entry that was a checkpoint, or may be one, and cannot be read.
     Damaged {
-        /// By its name.
+        /// The step in its name.
         step: u64,
-        /// The reason.
+        /// Why it cannot be read.
         why: Unreadable,
     },
-    /// Written by this run and not published (yet).
+    /// Written by this run and not published, or not yet.
     Unpublished(Mark),
-    /// Half of a deletion of ours.
+    /// A checkpoint whose deletion was not completed.
     Deleting(Box<Manifest>),
-    /// Not everstep's, or not to be told.
+    /// An entry that everstep did not write, or of unknown origin.
     Foreign {
-        /// The step in its name.
+        /// The step in its name, if it has one.
         step: Option<u64>,
         /// Why it is left alone.
         why: String,
     },
 }
 
-/// Why a checkpoint is never deleted, whatever the retention policy.
+/// Reason why a checkpoint is never deleted, whatever the retention policy.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(super) enum NotOurs {
     #[error("written by an earlier version of everstep")]
@@ -79,23 +79,24 @@ pub(super) enum NotOurs {
     Holds(String),
 }
 
-/// `step-N` for the first checkpoint of a step, `step-N.2` for the second.
+/// Returns the name of a checkpoint: `step-N` for the first one of a step, `step-N.2` for the
+/// second.
 #[must_use]
 pub(super) fn name_of(step: u64, number: u32) -> String {
     if number < 2 { format!("step-{step}") } else { format!("step-{step}.{number}") }
 }
 
-/// Step and number in a name that [`name_of`] makes.
+/// Returns the step and the number in a name that [`name_of`] makes.
 #[must_use]
 pub(super) fn named(name: &str) -> Option<(u64, u32)> {
     let rest = name.strip_prefix("step-")?;
     let (step, number) = rest.split_once('.').unwrap_or((rest, "1"));
     let found = (step.parse().ok()?, number.parse().ok()?);
-    // `step-07` and `step-+7` are no names of ours.
+    // `step-07` and `step-+7` are not names that everstep gives.
     (name_of(found.0, found.1) == name).then_some(found)
 }
 
-/// Where a checkpoint goes while it is written.
+/// Returns the name of a checkpoint while it is written.
 #[must_use]
 pub(super) fn unpublished_name(step: u64, mark: &Mark) -> String {
     format!("step-{step}.tmp-{}", mark.turn_text())
@@ -106,7 +107,7 @@ fn unpublished_named(name: &str) -> Option<(u64, (u64, u64))> {
     Some((step.parse().ok()?, turn_of(turn)?))
 }
 
-/// Where a checkpoint goes while it is deleted.
+/// Returns the name of a checkpoint while it is deleted.
 #[must_use]
 pub(super) fn deleting_name(step: u64) -> String {
     format!("step-{step}.gone-{:016x}", unique_id())
@@ -121,28 +122,28 @@ fn is_rank(text: &str) -> bool {
     text.parse::<u32>().is_ok()
 }
 
-/// The name of a rank's shard.
+/// Returns whether a name is that of a rank's shard.
 #[must_use]
 pub(super) fn is_shard(name: &str) -> bool {
     name.strip_prefix("rank-").and_then(|n| n.strip_suffix(".safetensors")).is_some_and(is_rank)
 }
 
-/// A file that a checkpoint's directory holds before it is published.
+/// Returns whether a file can be in a checkpoint's directory before it is published.
 #[must_use]
 pub(super) fn is_shard_or_note(name: &str) -> bool {
     let note = name.strip_prefix(".rank-").and_then(|n| n.split_once('.')).is_some_and(|(n, _)| is_rank(n));
-    // Files on their way to their names.
+    // Temporary files that are renamed to the names of the mark and the manifest.
     let side = [MARK_FILE, MANIFEST_FILE].iter().any(|f| name.strip_prefix('.').is_some_and(|n| n.starts_with(f)));
     is_shard(name) || note || side
 }
 
-/// The file that a manifest names is one in its own directory.
+/// Returns whether the file that a manifest names is in the manifest's own directory.
 #[must_use]
 fn is_plain(file: &str) -> bool {
     !file.is_empty() && !file.contains(['/', '\0']) && file != "." && file != ".."
 }
 
-/// The mark in a checkpoint's directory, published or not; `None` where there is none.
+/// Returns the mark in a checkpoint's directory, published or not; `None` if there is none.
 ///
 /// # Errors
 /// Those of the file system; `InvalidData` for a mark that cannot be read.
@@ -150,10 +151,10 @@ pub fn mark_in(directory: &Path) -> io::Result<Option<Mark>> {
     mark_read(disk::read(&directory.join(MARK_FILE), NOTE_BYTES_MAX))
 }
 
-/// The same of one that is held open.
+/// Returns the mark in a checkpoint's directory that is held open; `None` if there is none.
 ///
 /// # Errors
-/// As [`mark_in`].
+/// The same as for [`mark_in`].
 pub(super) fn mark_of(inside: &Opened) -> io::Result<Option<Mark>> {
     mark_read(inside.read(MARK_FILE, NOTE_BYTES_MAX))
 }
@@ -166,7 +167,7 @@ fn mark_read(file: io::Result<Vec<u8>>) -> io::Result<Option<Mark>> {
     }
 }
 
-/// Reads a manifest.
+/// Reads the manifest in a checkpoint's directory.
 ///
 /// # Errors
 /// [`Unreadable`].
@@ -177,10 +178,10 @@ pub(super) fn manifest_in(checkpoint: &Path) -> Result<Manifest, Unreadable> {
     Manifest::from_bytes(&bytes).map_err(invalid)
 }
 
-/// All entries that may be checkpoints, by name. What is in none of them is not looked at.
+/// Returns all entries that may be checkpoints, by name. Entries with other names are ignored.
 ///
 /// # Errors
-/// Those of reading the directory; what cannot be read in it is an entry.
+/// Those of reading the directory; an entry that cannot be read is not an error.
 pub(super) fn scan(directory: &Path, run: Option<RunId>) -> io::Result<Vec<Entry>> {
     let names = disk::names(directory)?.into_iter();
     let steps = names.filter(|n| n.as_encoded_bytes().starts_with(b"step-"));
@@ -194,7 +195,7 @@ pub(super) fn scan(directory: &Path, run: Option<RunId>) -> io::Result<Vec<Entry
         .collect())
 }
 
-/// What one entry is.
+/// Classifies one entry.
 pub(super) fn look(path: &Path, name: &str, run: Option<RunId>) -> What {
     let step_named = named(name).map(|(step, _)| step);
     let foreign = |why: String| What::Foreign { step: step_named, why };
@@ -237,7 +238,7 @@ pub(super) fn look(path: &Path, name: &str, run: Option<RunId>) -> What {
     foreign("not a name that everstep uses".into())
 }
 
-/// The manifest in there is of this run.
+/// Returns whether the manifest in a directory is of this run.
 fn is_of(path: &Path, run: Option<RunId>) -> bool {
     run.is_some() && manifest_in(path).is_ok_and(|m| m.writer.map(|w| w.run) == run)
 }
@@ -263,7 +264,7 @@ fn published(path: &Path, step: u64, run: Option<RunId>) -> What {
     }
 }
 
-/// Returns why a checkpoint is never deleted, if that is so.
+/// Returns why a checkpoint is never deleted; `None` if it may be deleted.
 fn not_ours(path: &Path, manifest: &Manifest, run: Option<RunId>) -> Option<NotOurs> {
     match manifest.writer {
         None => return Some(NotOurs::Earlier),
@@ -276,13 +277,13 @@ fn not_ours(path: &Path, manifest: &Manifest, run: Option<RunId>) -> Option<NotO
     only_ours_in(path, manifest).err()
 }
 
-/// As [`only_ours`].
+/// Opens the checkpoint's directory, then does what [`only_ours`] does.
 pub(super) fn only_ours_in(path: &Path, manifest: &Manifest) -> Result<(), NotOurs> {
     only_ours(&Opened::checkpoint(path).map_err(|e| NotOurs::Unreadable(Arc::new(e)))?, manifest)
 }
 
-/// A checkpoint's directory holds nothing but the files that its manifest names, as files, and
-/// everstep gives such names.
+/// Checks that a checkpoint's directory contains only the regular files that its manifest names,
+/// and that everstep gives such names.
 pub(super) fn only_ours(inside: &Opened, manifest: &Manifest) -> Result<(), NotOurs> {
     if !manifest.shards.iter().all(|s| is_plain(&s.file)) {
         return Err(NotOurs::FilesElsewhere);
@@ -300,11 +301,11 @@ pub(super) fn only_ours(inside: &Opened, manifest: &Manifest) -> Result<(), NotO
     Ok(())
 }
 
-/// The first of the names `step-N`, `step-N.2`, `step-N.3` … under which there is nothing.
+/// Returns the first free name of `step-N`, `step-N.2`, `step-N.3` …, counting from `from`.
 pub(super) fn free_name(directory: &Path, step: u64, from: u32) -> io::Result<PathBuf> {
     for number in from..=SAME_STEP_MAX {
         let path = directory.join(name_of(step, number));
-        // What cannot be looked at is there.
+        // A name whose status is unknown counts as taken.
         if matches!(disk::kind(&path), Ok(None)) {
             return Ok(path);
         }
@@ -312,7 +313,7 @@ pub(super) fn free_name(directory: &Path, step: u64, from: u32) -> io::Result<Pa
     Err(io::Error::new(io::ErrorKind::AlreadyExists, format!("every name for step {step} is taken")))
 }
 
-/// Where the checkpoints among the entries stand.
+/// Returns the places of the checkpoints among the entries.
 pub(super) fn places(entries: &[Entry], run: Option<RunId>) -> Vec<Place> {
     let manifests = entries.iter().filter_map(|e| match &e.what {
         What::Checkpoint { manifest, .. } => Some(manifest),

@@ -2,7 +2,7 @@
 //! checkpoint whole.
 //!
 //! ```text
-//!  step-N.tmp-E.G/everstep-mark.json   whoever is first: who writes here (E: epoch of the directory's owner, G: its generation)
+//!  step-N.tmp-E.G/everstep-mark.json   the first rank: the writer (E: epoch of the directory's owner, G: its generation)
 //!  step-N.tmp-E.G/rank-R.safetensors   each rank: write, fsync
 //!  step-N.tmp-E.G/manifest.json        the leader, when all shards are there: write, fsync, fsync directory
 //!  step-N/                             rename, fsync parent: from now on it exists
@@ -28,7 +28,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Whoever makes a directory for a step leaves its mark there within this time.
+/// The process that makes the directory of a step writes its mark there within this time.
 const MARK_WITHIN: Duration = Duration::from_secs(2);
 
 fn unpublished(directory: &Path, step: u64, mark: &Mark) -> PathBuf {
@@ -40,17 +40,17 @@ fn taken(path: &Path, why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::AlreadyExists, what)
 }
 
-/// Makes the directory that a step is written to, its mark first. What is there already must carry
-/// the same mark.
+/// Makes the directory that a step is written to, with its mark first. A directory that exists
+/// already must have the same mark.
 fn prepare(directory: &Path, step: u64, mark: &Mark) -> io::Result<PathBuf> {
     let target = unpublished(directory, step, mark);
-    // Ranks of several hosts may do this at the same time: whoever made it leaves the mark, the
-    // others wait for it.
+    // Ranks of several hosts may do this at the same time: the one that made the directory writes
+    // the mark, and the others wait for it.
     if disk::make(&target)? {
         let marked = serde_json::to_vec(mark).map_err(io::Error::from);
         let marked = marked.and_then(|m| disk::write(&target.join(MARK_FILE), &m)).and_then(|()| disk::sync(&target));
         if marked.is_err() {
-            // Without a mark nobody could tell whose it is.
+            // Without a mark, its origin would be unknown.
             forget(&target, MARK_FILE.as_ref());
             let _ = fs::remove_dir(&target);
         }
@@ -70,10 +70,10 @@ fn prepare(directory: &Path, step: u64, mark: &Mark) -> io::Result<PathBuf> {
     }
 }
 
-/// Writes a prepared shard past the page cache.
+/// Writes a prepared shard, bypassing the page cache.
 ///
 /// # Errors
-/// Those of the file system; `InvalidData` when the slot does not hold the step any more.
+/// Those of the file system; `InvalidData` when the slot does not contain the step any more.
 pub(super) fn write_shard(
     directory: &Path,
     of: &SealedShard,
@@ -93,8 +93,8 @@ pub(super) fn write_shard(
     of.written(of.name.clone())
 }
 
-/// A shard could not be written, so its step will not be published: what there is of it goes at
-/// once, a full disk needs the room. The directory goes with the last of its shards.
+/// Deletes a shard that could not be written. Its step will not be published, and a full disk needs
+/// the space at once. The directory is deleted with the last of its shards.
 fn discard(within: &Path, shard: &Path) {
     forget(within, shard.file_name().unwrap_or_default());
     if disk::names(within).is_ok_and(|names| names.iter().all(|n| n == MARK_FILE)) {
@@ -103,19 +103,18 @@ fn discard(within: &Path, shard: &Path) {
     }
 }
 
-/// Where a checkpoint is published, and whether it stands there in place of an earlier one of the
-/// same step.
+/// A published checkpoint: its path, and whether it has replaced an earlier one of the same step.
 pub(super) struct Published {
     pub at: PathBuf,
     pub replaced: bool,
 }
 
-/// Makes a checkpoint visible, under the first name for its step that is free. Doing it again
-/// changes nothing.
+/// Makes a checkpoint visible, under the first free name for its step. A second call changes
+/// nothing.
 ///
 /// # Errors
-/// Those of the file system; `AlreadyExists` where the name was given by the user and something
-/// else has it; `NotFound` where a shard is missing.
+/// Those of the file system; `AlreadyExists` if the name was given by the user and is taken by
+/// something that may not be replaced; `NotFound` if a shard is missing.
 pub(super) fn publish(
     directory: &Path,
     mark: &Mark,
@@ -134,7 +133,7 @@ pub(super) fn publish(
         Some(there) if there.run == mark.run && there.turn() == mark.turn() => {}
         _ => return Err(taken(&from, "this job did not write it")),
     }
-    // What an earlier life has left under the same name.
+    // Files that an earlier life of the job has left under the same name.
     for name in inside.names()? {
         let stray = name.to_str().is_some_and(|n| is_shard_or_note(n) && !manifest.shards.iter().any(|s| s.file == n));
         if stray {
@@ -149,8 +148,8 @@ pub(super) fn publish(
     }
     disk::write(&from.join(MANIFEST_FILE), &manifest.to_bytes().map_err(io::Error::other)?)?;
     disk::sync(&from)?;
-    // As late as possible: between this look and the rename is a moment, so the caller looks once
-    // more after it.
+    // As late as possible: there is a moment between this check and the rename, so the caller
+    // checks again after the rename.
     still_owned()?;
     let newer = |m: &Manifest| m.writer.is_some_and(|w| w.run == mark.run && w.turn() > mark.turn());
     if read_manifest(&directory.join(name_of(manifest.step, 1))).is_ok_and(|m| newer(&m)) {
@@ -165,8 +164,8 @@ pub(super) fn publish(
     Ok(published)
 }
 
-/// Takes back what was published by a writer that did not own the directory any more, so that its
-/// owner deletes it with what past owners left.
+/// Withdraws a checkpoint that was published by a writer that did not own the directory any more,
+/// so that its owner deletes it with the leftovers of past owners.
 ///
 /// # Errors
 /// Those of the file system.
@@ -219,8 +218,7 @@ fn exactly(directory: &Path, from: &Path, manifest: &Manifest, run: RunId) -> io
     if disk::kind(&to)?.is_none() {
         return disk::rename_new(from, &to).map(|()| Published { at: to, replaced: false });
     }
-    // Saving under a name once more replaces what was saved under it in the same way, and nothing
-    // else.
+    // Saving under a name again replaces what was saved under it in the same way, and nothing else.
     let What::Checkpoint { manifest: old, .. } = entries::look(&to, &name_of(manifest.step, 1), Some(run)) else {
         return Err(taken(&to, "everstep did not write it, or cannot read it"));
     };
@@ -231,7 +229,7 @@ fn exactly(directory: &Path, from: &Path, manifest: &Manifest, run: RunId) -> io
     replace(directory, from, to, &old)
 }
 
-/// Puts a checkpoint in place of one that it stands for. At each moment one of both can be read.
+/// Replaces a checkpoint by one that stands for it. At any moment, one of them can be read.
 fn replace(directory: &Path, from: &Path, to: PathBuf, old: &Manifest) -> io::Result<Published> {
     let aside = if disk::exchange(from, &to)? {
         from.to_owned()
@@ -245,7 +243,7 @@ fn replace(directory: &Path, from: &Path, to: PathBuf, old: &Manifest) -> io::Re
         aside
     };
     disk::sync(directory)?;
-    // What cannot be deleted now is found later, by its mark of an earlier turn.
+    // If it cannot be deleted now, it is found later by its mark of an earlier turn.
     let name = aside.file_name().unwrap_or_default().to_string_lossy();
     let _ = Opened::chosen(directory).and_then(|at| prune::delete(&at, &name, old));
     Ok(Published { at: to, replaced: true })
@@ -259,10 +257,10 @@ pub(super) fn read_manifest(checkpoint: &Path) -> Result<Manifest, Unreadable> {
     entries::manifest_in(checkpoint)
 }
 
-/// Published checkpoints, newest first; damaged ones with the reason.
+/// Returns the published checkpoints; damaged ones with the reason.
 ///
 /// # Errors
-/// Those of reading the directory; a missing directory holds none.
+/// Those of reading the directory; a missing directory has no checkpoints.
 pub(super) fn list(directory: &Path) -> io::Result<Vec<Found>> {
     let mut found: Vec<Found> = Vec::new();
     for entry in entries::scan(directory, None)? {
@@ -280,7 +278,7 @@ fn note_of(directory: &Path, mark: &Mark, step: u64, rank: u32) -> PathBuf {
     unpublished(directory, step, mark).join(format!(".rank-{rank}.json"))
 }
 
-/// Writes down a shard beside it, for whoever publishes.
+/// Writes a note of a shard beside it, for the process that publishes.
 ///
 /// # Errors
 /// Those of the file system.
@@ -288,7 +286,7 @@ pub(super) fn note(directory: &Path, mark: &Mark, step: u64, shard: &ShardFile) 
     disk::write(&note_of(directory, mark, step, shard.rank.0), &serde_json::to_vec(shard)?)
 }
 
-/// What [`note`] has written for a rank.
+/// Returns the shard that [`note`] has written for a rank.
 #[must_use]
 pub(super) fn noted(directory: &Path, mark: &Mark, step: u64, rank: u32) -> Option<ShardFile> {
     serde_json::from_slice(&disk::read(&note_of(directory, mark, step, rank), NOTE_BYTES_MAX).ok()?).ok()

@@ -1,6 +1,6 @@
-//! Which run a directory belongs to: an id that is drawn when the directory is first used, and kept
-//! in it. Deleting the directory deletes the id; whatever else is edited or renamed does not. A
-//! copy of the directory is of another run: what is in memory is of the original.
+//! The run that a directory belongs to: an id that is drawn when the directory is first used, and
+//! kept in it. Deleting the directory deletes the id; other edits and renames do not. A copy of the
+//! directory is another run, because the steps in memory belong to the original.
 
 use crate::storage::{Home, Storage};
 use everstep_core::id::RunId;
@@ -10,7 +10,7 @@ use std::io;
 /// The file with the run id.
 pub const RUN_FILE: &str = "everstep-run.json";
 const VERSION: u32 = 1;
-/// Whoever creates the file where hard links are missing has this long to fill it.
+/// Without hard links, the process that creates the file fills it within this time.
 const HALF_WRITTEN: std::time::Duration = std::time::Duration::from_secs(2);
 
 #[derive(Serialize, Deserialize)]
@@ -29,8 +29,8 @@ impl Identity {
         Ok(bytes)
     }
 
-    /// What this file means for a directory that is here. All processes that look come to the same
-    /// result.
+    /// Returns the identity of a directory at `here`, according to this file. All processes that
+    /// read it get the same result.
     fn seen_from(self, here: &Home) -> Self {
         let copied = self.home.as_ref().is_some_and(|recorded| here.is_copy_of(recorded));
         let name = || format!("copied to {} ({:?}) at {}", here.path, here.inode, here.written);
@@ -38,8 +38,8 @@ impl Identity {
     }
 }
 
-/// The directory's run id, drawn now if it has none. Of several that ask at the same time all get
-/// the same.
+/// Returns the directory's run id, and draws one if there is none. Processes that ask at the same
+/// time get the same id.
 ///
 /// # Errors
 /// Those of the file system or store; `InvalidData` when the file with it is damaged.
@@ -47,7 +47,7 @@ pub(super) fn run_id(storage: &dyn Storage) -> io::Result<RunId> {
     if recorded(storage)?.is_none() {
         create(storage, drawn()?)?;
     }
-    // In this order: if the file is replaced in between, it says that the directory is here.
+    // In this order: if the file is replaced in between, it records that the directory is here.
     let here = storage.home(RUN_FILE)?;
     let found = recorded(storage)?;
     let found = found
@@ -55,24 +55,24 @@ pub(super) fn run_id(storage: &dyn Storage) -> io::Result<RunId> {
     let told = found.home.as_ref().is_some_and(|home| here.is_as_recorded(home));
     let now = found.seen_from(&here);
     if !told {
-        // From now on a copy of this directory is told from it. Where nothing can be written,
-        // nothing will be.
+        // From now on, a copy of this directory can be distinguished from it. A directory that
+        // cannot be written cannot be used for checkpoints either.
         let _ = storage.replace_durably(RUN_FILE, now.bytes()?);
     }
     Ok(now.run)
 }
 
-/// Gives the directory this id, unless it has one.
+/// Gives the directory this id, unless it has one. Returns whether it did.
 ///
 /// # Errors
-/// Those of the file system or store; `NotFound` when there is no directory.
+/// Those of the file system or store; `NotFound` when the directory does not exist.
 pub(super) fn create(storage: &dyn Storage, run: RunId) -> io::Result<bool> {
-    // Where it is follows: an overlay may give a directory another number with the first file in
-    // it.
+    // The location is recorded later: an overlay may give a directory another inode with the first
+    // file in it.
     storage.create_new(RUN_FILE, Identity { version: VERSION, run, home: None }.bytes()?)
 }
 
-/// A number that nobody else has, forks of this process included.
+/// Returns a random number that is unique, even among forks of this process.
 pub(super) fn drawn() -> io::Result<RunId> {
     let mut bytes = [0; 16];
     let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
@@ -82,10 +82,10 @@ pub(super) fn drawn() -> io::Result<RunId> {
     Ok(RunId(u128::from_le_bytes(bytes)))
 }
 
-/// The directory's run id; `None` when it has none.
+/// Returns the directory's run id; `None` when it has none.
 ///
 /// # Errors
-/// As [`run_id`].
+/// The same as for [`run_id`].
 pub(super) fn known_run(storage: &dyn Storage) -> io::Result<Option<RunId>> {
     let here = storage.home(RUN_FILE);
     let Some(recorded) = recorded(storage)? else { return Ok(None) };
@@ -98,7 +98,7 @@ fn recorded(storage: &dyn Storage) -> io::Result<Option<Identity>> {
         let Some(bytes) = storage.recall(RUN_FILE)? else { return Ok(None) };
         match serde_json::from_slice::<Identity>(&bytes) {
             Ok(found) if found.version == VERSION => return Ok(Some(found)),
-            // Somebody is writing it at this moment.
+            // Another process is writing it at this moment.
             Err(_) if bytes.is_empty() && since.elapsed() < HALF_WRITTEN => {
                 std::thread::sleep(std::time::Duration::from_millis(20));
             }
@@ -155,7 +155,7 @@ mod tests {
         let copy = id(&b);
         assert_ne!(copy, original);
         assert_eq!((id(&b), id(&a)), (copy, original), "it stays");
-        // Another copy under the same name, perhaps with the same number.
+        // Another copy under the same name, perhaps with the same inode.
         fs::remove_dir_all(&b).unwrap();
         copied(&a, &b);
         assert_ne!(id(&b), copy);

@@ -39,13 +39,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The one place that decides what a path stands for.
+/// Opens the storage that a path or a URL stands for. No other function makes this decision.
 pub(crate) fn at(directory: &Path) -> io::Result<Box<dyn Storage>> {
     Ok(if is_url(directory) { Box::new(Location::of(directory)?) } else { Box::new(Directory::of(directory)) })
 }
 
-/// The directory's run id, drawn now if it has none. Of several that ask at the same time all get
-/// the same.
+/// Returns the directory's run id, and draws one if there is none. Processes that ask at the same
+/// time get the same id.
 ///
 /// # Errors
 /// Those of the file system or store; `InvalidData` when the file with it is damaged.
@@ -53,16 +53,16 @@ pub fn run_id(directory: &Path) -> io::Result<RunId> {
     identity::run_id(&*at(directory)?)
 }
 
-/// The directory's run id; `None` when it has none.
+/// Returns the directory's run id; `None` when it has none.
 ///
 /// # Errors
-/// As [`run_id`].
+/// The same as for [`run_id`].
 pub fn known_run(directory: &Path) -> io::Result<Option<RunId>> {
     identity::known_run(&*at(directory)?)
 }
 
-/// Takes the directory, or joins those of the same job that have it. Waits where an owner may be
-/// gone; `notice` gets a line then.
+/// Takes ownership of the directory, or joins the processes of the same job that own it. Waits if
+/// the owner may have ended, and then passes a line of text to `notice`.
 ///
 /// # Errors
 /// [`ClaimError`].
@@ -72,26 +72,26 @@ pub fn claim(directory: &Path, who: &Claimant, notice: impl FnMut(String)) -> Re
     Claim::take(storage.into(), named, who, notice)
 }
 
-/// Fails once somebody else has the directory, with a sentence that says who. Marks without an
-/// epoch belong to no owner.
+/// Fails once another job owns the directory, with a message that names it. Marks without an epoch
+/// belong to no owner.
 ///
 /// # Errors
-/// `PermissionDenied` then; those of the file system or store.
+/// `PermissionDenied` in this case; those of the file system or store.
 pub fn still_owned(directory: &Path, mark: &Mark) -> io::Result<()> {
     ownership::still_owned(&*at(directory)?, mark)
 }
 
-/// The branch that ran last, by its own record. One of another directory (a copy) says nothing
-/// here.
+/// Returns the record of the branch that ran last. The record of another directory (a copy) is
+/// ignored.
 ///
 /// # Errors
-/// Those of the file system or store; `InvalidData` for something else of this name.
+/// Those of the file system or store; `InvalidData` when the file of this name is not a record.
 pub fn recorded(directory: &Path, run: Option<RunId>) -> io::Result<Option<Record>> {
     branch::recorded(&*at(directory)?, run)
 }
 
-/// Training goes on from `from`: the branch that it is in, recorded for whoever publishes. `asked`:
-/// the user named the step.
+/// Determines the branch in which training continues from `from`, records it for the process that
+/// publishes, and returns it. With `asked`, the user named the step.
 ///
 /// # Errors
 /// Those of the file system or store; `PermissionDenied` when another job has taken the directory
@@ -103,7 +103,7 @@ pub fn begin(directory: &Path, from: Origin<'_>, asked: bool, mark: &Mark) -> io
 /// Writes a sealed slot as one rank's shard; the slot must be pinned.
 ///
 /// # Errors
-/// Those of the file system or store; `InvalidData` when the slot does not hold `step` any more.
+/// Those of the file system or store; `InvalidData` when the slot does not contain `step` any more.
 pub fn write_shard(
     slot: &Arc<Slot>,
     directory: &Path,
@@ -115,13 +115,13 @@ pub fn write_shard(
     at(directory)?.write_shard(&SealedShard::of(slot, step, rank)?, mark, throttle)
 }
 
-/// Makes a checkpoint visible, if the directory is still its writer's, and says where. Doing it
-/// again changes nothing.
+/// Makes a checkpoint visible, if its writer still owns the directory, and returns its path. A
+/// second call changes nothing.
 ///
 /// # Errors
 /// Those of the file system or store; `PermissionDenied` when another job has taken the directory
-/// over; `AlreadyExists` where `target` names what something else has; `InvalidInput` when the shards
-/// are not one of each rank.
+/// over; `AlreadyExists` when `target` names something that may not be replaced; `InvalidInput`
+/// when there is not exactly one shard of each rank.
 pub fn publish(directory: &Path, mark: &Mark, step: u64, shards: &[ShardFile], target: Target) -> io::Result<PathBuf> {
     let storage = at(directory)?;
     let lineage = match target {
@@ -137,7 +137,7 @@ pub fn publish(directory: &Path, mark: &Mark, step: u64, shards: &[ShardFile], t
         lineage,
         shards: shards.to_vec(),
     };
-    // What no reader would accept must not take the place of what it can read.
+    // A checkpoint that no reader would accept must not replace one that can be read.
     let refused = |what: &str| {
         let ranks: Vec<u32> = shards.iter().map(|s| s.rank.0).collect();
         io::Error::new(io::ErrorKind::InvalidInput, format!("{what} (step {step}, shards of the ranks {ranks:?})"))
@@ -154,8 +154,7 @@ pub fn read_manifest(checkpoint: &Path) -> Result<Manifest, Unreadable> {
     at(checkpoint).map_err(|e| Unreadable::Address(Arc::new(e)))?.manifest()
 }
 
-/// Whether checkpoints can be kept there at all: a store answers within seconds. Says nothing of
-/// directories.
+/// Checks that an object store answers within seconds. For a directory, it does nothing.
 ///
 /// # Errors
 /// Those of the store; `TimedOut`.
@@ -163,22 +162,22 @@ pub fn reach(directory: &Path) -> io::Result<()> {
     at(directory)?.reach()
 }
 
-/// Published checkpoints, newest first; damaged ones with the reason. Of several of one step, that
-/// of the branch that ran last comes first.
+/// Returns the published checkpoints, newest first; damaged ones with the reason. Of several of one
+/// step, the one of the branch that ran last comes first.
 ///
 /// # Errors
-/// Those of reading the directory; one that is missing holds none.
+/// Those of reading the directory; a missing directory has no checkpoints.
 pub fn list(directory: &Path) -> io::Result<Vec<Found>> {
     branch::newest_first(&*at(directory)?)
 }
 
-/// Checkpoints that training goes on from when nobody asks for another: those of the branch that
-/// ran last, newest first, and damaged ones, which may have been of it. A copy of a directory has
-/// the same ones as the directory. Where several directories were copied into one, nothing says
-/// which branch ran last, and none can be read this way.
+/// Returns the checkpoints that training continues from by default: those of the branch that ran
+/// last, newest first, and damaged ones, which may have been of it. A copy of a directory has the
+/// same ones as the directory. If several directories were copied into one, it is unknown which
+/// branch ran last, and none can be read this way.
 ///
 /// # Errors
-/// As [`list`].
+/// The same as for [`list`].
 pub fn line(directory: &Path) -> io::Result<Vec<Found>> {
     let storage = at(directory)?;
     let mut all = branch::newest_first(&*storage)?;
@@ -196,10 +195,10 @@ pub fn line(directory: &Path) -> io::Result<Vec<Found>> {
     Ok(all)
 }
 
-/// Where the checkpoint of a step is: of several, that of the branch that ran last.
+/// Returns the path of the checkpoint of a step: of several, that of the branch that ran last.
 ///
 /// # Errors
-/// As [`list`].
+/// The same as for [`list`].
 pub fn path_of(directory: &Path, step: u64) -> io::Result<Option<PathBuf>> {
     let good = |all: Vec<Found>| all.into_iter().find(|(s, _, m)| *s == step && m.is_ok()).map(|(_, path, _)| path);
     match good(line(directory)?) {
@@ -208,8 +207,8 @@ pub fn path_of(directory: &Path, step: u64) -> io::Result<Option<PathBuf>> {
     }
 }
 
-/// Deletes published checkpoints that `policy` does not keep, and what turns before that of `mark`
-/// left unpublished. Only what carries the mark of this directory's run goes.
+/// Deletes published checkpoints that `policy` does not keep, and unpublished files of turns before
+/// that of `mark`. Only entries with the mark of this directory's run are deleted.
 ///
 /// # Errors
 /// Those of the file system or store.
@@ -223,16 +222,16 @@ pub fn prune(directory: &Path, policy: Policy, mark: &Mark) -> io::Result<Pruned
     prune_of(&*storage, policy, mark.run, mark.turn(), false, &owned)
 }
 
-/// The same from outside of a job, which may be running: what it has not published yet is left
-/// alone. With `dry_run` only says what would go.
+/// Does what [`prune()`] does, from outside of a job, which may be running: files that it has not
+/// published yet are left alone. With `dry_run`, nothing is deleted.
 ///
 /// # Errors
-/// As [`prune()`].
+/// The same as for [`prune()`].
 pub fn prune_outside(directory: &Path, policy: Policy, dry_run: bool) -> io::Result<Pruned> {
     let storage = at(directory)?;
     match identity::known_run(&*storage)? {
         Some(run) => prune_of(&*storage, policy, run, (0, 0), dry_run, &|| Ok(true)),
-        // Nothing here can carry its mark.
+        // Without a run id, no entry can have its mark.
         None => Ok(Pruned { foreign: kept_without_run(&*storage)?, ..Pruned::default() }),
     }
 }
@@ -262,7 +261,7 @@ fn kept_without_run(storage: &dyn Storage) -> io::Result<Vec<Foreign>> {
     Ok(all)
 }
 
-/// Entries named as checkpoints that everstep did not write, or that cannot be told.
+/// Returns the entries with names of checkpoints that everstep did not write, or of unknown origin.
 ///
 /// # Errors
 /// Those of reading the directory.
@@ -271,8 +270,8 @@ pub fn foreign(directory: &Path) -> io::Result<Vec<Foreign>> {
     storage.foreign(identity::known_run(&*storage)?)
 }
 
-/// Writes down a shard that was written without anybody who collects what is: at the end of a job,
-/// and without an agent.
+/// Writes a note of a shard that no agent collects: at the end of a job, and in jobs without an
+/// agent.
 ///
 /// # Errors
 /// Those of the file system or store.
@@ -280,8 +279,8 @@ pub fn note(directory: &Path, mark: &Mark, step: u64, shard: &ShardFile) -> io::
     at(directory)?.note(mark, step, shard)
 }
 
-/// A small file beside the checkpoints, such as what was measured of them: as it was written last;
-/// `None` when there is none.
+/// Reads a small file beside the checkpoints, such as measurements of them; `None` if there is
+/// none.
 ///
 /// # Errors
 /// Those of the file system or store.
@@ -289,25 +288,25 @@ pub fn recall(directory: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
     at(directory)?.recall(name)
 }
 
-/// Writes it: a JSON object with the key `everstep`, by which it is known again. Something else of
-/// this name is not replaced.
+/// Writes a small file beside the checkpoints: a JSON object with the key `everstep`, which
+/// identifies it as ours. Any other file of this name is not replaced.
 ///
 /// # Errors
-/// As [`recall`]; `AlreadyExists` for something else.
+/// The same as for [`recall`]; `AlreadyExists` for any other file of this name.
 pub fn remember(directory: &Path, name: &str, bytes: Vec<u8>) -> io::Result<()> {
     at(directory)?.remember(name, bytes)
 }
 
-/// What [`note`] has written for a rank, if it has.
+/// Returns the shard that [`note`] has written for a rank, if there is one.
 #[must_use]
 pub fn noted(directory: &Path, mark: &Mark, step: u64, rank: u32) -> Option<ShardFile> {
     at(directory).ok()?.noted(mark, step, rank)
 }
 
-/// Publishes what all ranks have noted, and forgets the notes.
+/// Publishes the shards that all ranks have noted, and deletes the notes.
 ///
 /// # Errors
-/// As [`publish`]; `NotFound` when a rank's note is missing.
+/// The same as for [`publish`]; `NotFound` when a rank's note is missing.
 pub fn publish_noted(directory: &Path, mark: &Mark, step: u64, world_size: u32, target: Target) -> io::Result<PathBuf> {
     let missing = |rank| io::Error::new(io::ErrorKind::NotFound, format!("step {step} was not written by rank {rank}"));
     let storage = at(directory)?;

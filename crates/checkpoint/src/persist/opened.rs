@@ -1,6 +1,6 @@
-//! A directory that is held open while something in it is deleted. Whoever else may write where
-//! checkpoints are kept can put a link in its place at any moment; what goes through the handle
-//! stays in the directory that was looked at.
+//! A directory that is held open while something in it is deleted. Another process that may write
+//! there can put a link in its place at any moment; accesses through the handle stay in the
+//! directory that was checked.
 
 use super::disk;
 use crate::storage::gone;
@@ -12,13 +12,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 
-/// See the module.
+/// A directory that is held open.
 #[derive(Debug)]
 pub(super) struct Opened {
     at: OwnedFd,
 }
 
-/// Opens a directory; `NotADirectory` for anything else, and for a link that is not to be followed.
+/// Opens a directory; fails with `NotADirectory` for anything else, and for a link with `NOFOLLOW`.
 fn open(at: impl AsFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
     match openat(at, path, flags | OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
         Err(Errno::LOOP | Errno::NOTDIR) => Err(io::ErrorKind::NotADirectory.into()),
@@ -39,7 +39,7 @@ impl Opened {
     /// Opens the directory of a checkpoint, which must not be a link.
     ///
     /// # Errors
-    /// As [`Opened::chosen`].
+    /// The same as for [`Opened::chosen`].
     pub fn checkpoint(path: &Path) -> io::Result<Self> {
         disk::before_call()?;
         open(CWD, path, OFlags::NOFOLLOW).map(|at| Opened { at })
@@ -48,20 +48,20 @@ impl Opened {
     /// Opens the directory of a checkpoint by its name in this directory.
     ///
     /// # Errors
-    /// As [`Opened::chosen`].
+    /// The same as for [`Opened::chosen`].
     pub fn below(&self, name: &str) -> io::Result<Self> {
         disk::before_call()?;
         open(&self.at, Path::new(name), OFlags::NOFOLLOW).map(|at| Opened { at })
     }
 
-    /// What is in it, sorted.
+    /// Returns the names in the directory, sorted.
     ///
     /// # Errors
     /// Those of the file system.
     pub fn names(&self) -> io::Result<Vec<OsString>> {
         disk::before_call()?;
         let entries = match Dir::read_from(&self.at) {
-            // It was removed meanwhile.
+            // The directory was removed meanwhile.
             Err(Errno::NOENT) => return Ok(Vec::new()),
             other => other?,
         };
@@ -77,7 +77,7 @@ impl Opened {
         Ok(names)
     }
 
-    /// See [`disk::kind`].
+    /// Returns the type of a file in the directory; see [`disk::kind`].
     ///
     /// # Errors
     /// Those of the file system.
@@ -85,7 +85,7 @@ impl Opened {
         disk::kind_in(&self.at, Path::new(name))
     }
 
-    /// See [`disk::read`].
+    /// Reads a file in the directory; see [`disk::read`].
     ///
     /// # Errors
     /// Those of the file system; `InvalidInput` for anything but a regular file, `InvalidData` for
@@ -94,7 +94,7 @@ impl Opened {
         disk::read_in(&self.at, Path::new(name), limit)
     }
 
-    /// See [`disk::rename_new`].
+    /// Renames a file in the directory; see [`disk::rename_new`].
     ///
     /// # Errors
     /// Those of the file system; `AlreadyExists`.
@@ -102,7 +102,7 @@ impl Opened {
         disk::rename_new_in(&self.at, Path::new(from), Path::new(to))
     }
 
-    /// Removes a file; one that somebody else has removed will do.
+    /// Removes a file. A file that does not exist any more is not an error.
     ///
     /// # Errors
     /// Those of the file system.
@@ -111,7 +111,7 @@ impl Opened {
         gone(unlinkat(&self.at, name.as_ref(), AtFlags::empty()).map_err(io::Error::from))
     }
 
-    /// Removes a directory if it is empty. False when it is not, or is something else by now.
+    /// Removes a directory if it is empty. Returns false if it is not, or is no longer a directory.
     ///
     /// # Errors
     /// Those of the file system.
@@ -124,7 +124,7 @@ impl Opened {
         }
     }
 
-    /// Makes the names in it durable.
+    /// Makes the names in the directory durable.
     ///
     /// # Errors
     /// Those of the file system.
@@ -134,8 +134,8 @@ impl Opened {
     }
 }
 
-/// Removes a file from the directory of a checkpoint after a call that has failed, if that can be
-/// done: no fault is put in its way.
+/// Removes a file from the directory of a checkpoint after a failed call, if possible. Faults are
+/// not injected here.
 pub(super) fn forget(checkpoint: &Path, file: &OsStr) {
     if let Ok(at) = open(CWD, checkpoint, OFlags::NOFOLLOW) {
         let _ = unlinkat(&at, file, AtFlags::empty());

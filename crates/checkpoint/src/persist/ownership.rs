@@ -1,9 +1,9 @@
 //! Who owns a directory of checkpoints: records beside the checkpoints, renewed by their owner.
-//! What they mean is decided in [`everstep_core::ownership`].
+//! [`everstep_core::ownership`] decides what they mean.
 //!
-//! Each epoch has a record of its own, whose creation is exclusive: of several that want the next
-//! epoch one gets it. Only its owner replaces it after that, and the newest epoch counts, so that
-//! no lock is needed, on a file system or in a store.
+//! Each epoch has a record of its own, whose creation is exclusive: of several jobs that want the
+//! next epoch, one gets it. Only its owner replaces it after that, and the newest epoch counts, so
+//! that no lock is needed, on a file system or in a store.
 
 use super::identity::{create, drawn, known_run, run_id};
 use super::owning_process::{has_ended, this_process};
@@ -21,30 +21,31 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const LOOK: Duration = Duration::from_millis(200);
-/// How many times to look for a record that is removed while it is being read.
+/// How many times to list the records again if the newest one is removed while it is being read.
 const LISTINGS: u32 = 20;
-/// The run of a record that cannot be read.
+/// Run id of a record that cannot be read.
 const DAMAGED: RunId = RunId(0);
-/// Others of the same job have this long, beyond the silence, to claim for all.
+/// Time, beyond the silence, for the leading process of the job to claim the directory for all.
 const LEADER: Duration = Duration::from_secs(30);
 
-/// Who wants to own a directory.
+/// A process that wants to own a directory.
 #[derive(Clone, Debug)]
 pub struct Claimant {
     /// See [`Record::life`].
     pub life: String,
     /// Name of the job; empty outside `everstep run`.
     pub job: String,
-    /// Machines that its ranks run on.
+    /// Number of machines that its ranks run on.
     pub nodes: u32,
-    /// It claims and renews; otherwise another process of the same job does.
+    /// Whether it claims and renews; otherwise another process of the same job does.
     pub leads: bool,
     /// See [`everstep_core::ownership::SILENCE`].
     pub silence: Duration,
 }
 
 impl Claimant {
-    /// A job that has this process only to speak for it.
+    /// Returns a claimant for a job in which only this process claims the directory, with a new
+    /// life.
     ///
     /// # Errors
     /// Those of the kernel's random numbers.
@@ -53,7 +54,7 @@ impl Claimant {
     }
 }
 
-/// A directory that belongs to this job, for as long as this lives.
+/// Ownership of a directory by this job, for as long as this value lives.
 #[derive(Debug)]
 pub struct Claim {
     record: Arc<Mutex<Record>>,
@@ -62,20 +63,20 @@ pub struct Claim {
     predecessor: Option<String>,
 }
 
-/// Why there is no claim.
+/// Why a directory cannot be claimed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
-    /// Another job has the directory.
+    /// Another job owns the directory; the message names it.
     #[error("{0}")]
     Refused(String),
-    /// It cannot be read or written.
+    /// The directory cannot be read or written.
     #[error("cannot own the checkpoint directory {0}: {1}")]
     Io(String, io::Error),
 }
 
 impl Claim {
-    /// Takes the directory, or joins those of the same job that have it. Waits where an owner may
-    /// be gone; `notice` gets a line then.
+    /// Takes ownership of the directory, or joins the processes of the same job that own it. Waits
+    /// if the owner may have ended, and then passes a line of text to `notice`.
     ///
     /// # Errors
     /// [`ClaimError`].
@@ -103,7 +104,7 @@ impl Claim {
                     let record = own_record(run, epoch, who);
                     let bytes = serde_json::to_vec(&record).map_err(|e| failed(e.into()))?;
                     let created = storage.create_new(&storage.owner_name(epoch), bytes).map_err(failed)?;
-                    // The record of a past epoch has been removed, so creating it again succeeds.
+                    // The record of a past epoch has been removed, so its creation succeeds again.
                     if created && newest_epoch(&*storage).map_err(failed)? != Some(epoch) {
                         let _ = storage.remove(&storage.owner_name(epoch));
                     } else if created {
@@ -113,10 +114,10 @@ impl Claim {
                         claim.predecessor = predecessor;
                         return Ok(claim);
                     }
-                    // Somebody else was first, or the store ignores conditions: the record says who
-                    // has it.
+                    // Another job was first, or the store ignores conditions: the record shows the
+                    // owner.
                 }
-                // The agent that leads this job may be about to claim it, or is refused itself.
+                // The agent that leads this job may be about to claim it, or be refused itself.
                 Verdict::Refuse if who.leads || start.elapsed() > who.silence + LEADER => {
                     let owner = found.as_ref().map(|r| refusal(&directory, r));
                     return Err(ClaimError::Refused(owner.unwrap_or_default()));
@@ -162,13 +163,13 @@ impl Claim {
         let (record, of) = (held.clone(), storage.clone());
         let thread = std::thread::Builder::new().name("everstep-owner".into()).spawn(move || {
             while stopped.recv_timeout(RENEWAL) == Err(RecvTimeoutError::Timeout) {
-                // Where storage fails for a while, others see silence, and this owner publishes
-                // nothing either.
+                // If storage fails for a while, others see silence, and this owner does not publish
+                // either.
                 let _ = renew(&*of, &record);
             }
         });
-        // Without a thread nothing is renewed: a later start may take over after its silence, and
-        // then nothing is published here.
+        // Without a thread, the claim is not renewed: a later start may take over after the
+        // silence, and then this job can no longer publish.
         let thread = thread.inspect_err(|e| {
             notice(format!(
                 "cannot start a thread to renew the claim on {directory} ({e}); another job may take it over"
@@ -177,32 +178,32 @@ impl Claim {
         Ok(Claim { record: held, storage, stop: thread.ok().map(|thread| (stop, thread)), predecessor: None })
     }
 
-    /// The job that this claim was taken over from, because it had ended on this machine without
-    /// letting go.
+    /// Returns the job that this claim was taken over from, if it had ended on this machine without
+    /// releasing the directory.
     #[must_use]
     pub fn predecessor(&self) -> Option<&str> {
         self.predecessor.as_deref()
     }
 
-    /// Which ownership this is.
+    /// Returns the epoch of this ownership.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.record.lock().unwrap_or_else(PoisonError::into_inner).epoch
     }
 
-    /// The directory's identity.
+    /// Returns the directory's identity.
     #[must_use]
     pub fn run(&self) -> RunId {
         self.record.lock().unwrap_or_else(PoisonError::into_inner).run
     }
 
-    /// Whether it was made for this life (see [`Record::life`]).
+    /// Returns whether the claim was made for this life (see [`Record::life`]).
     #[must_use]
     pub fn is_of(&self, life: &str) -> bool {
         self.record.lock().unwrap_or_else(PoisonError::into_inner).life == life
     }
 
-    /// Nobody has taken the directory over, and nobody has released it.
+    /// Returns whether this job still owns the directory: it was neither taken over nor released.
     #[must_use]
     pub fn is_current(&self) -> bool {
         let own = Lease { run: self.run(), epoch: self.epoch() };
@@ -212,12 +213,12 @@ impl Claim {
         known_run(&*self.storage).and_then(|run| Ok(lasts(run, newest(&*self.storage)?))).unwrap_or(false)
     }
 
-    /// Renews no longer; another process of the same job does.
+    /// Stops renewing the claim, because another process of the same job renews it.
     pub fn hand_over(mut self) {
         self.end();
     }
 
-    /// Lets go: the next one need not wait.
+    /// Releases the directory, so that the next owner need not wait.
     pub fn release(mut self) {
         let renewed = self.stop.is_some();
         self.end();
@@ -249,12 +250,12 @@ fn own_record(run: RunId, epoch: u64, who: &Claimant) -> Record {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let (life, job) = (who.life.clone(), who.job.clone());
     let process = this_process();
-    // A beat that no other process of this job has left there: whoever watches sees a change.
+    // A beat that no other process of this job has used, so that every observer sees a change.
     Record { run, epoch, life, job, host, process, nodes: who.nodes, beat: unique_id() >> 16, released: false }
 }
 
-/// Replaces the record, unless somebody else has the directory by now. Where somebody has deleted
-/// the files of the directory, it stays this run's.
+/// Replaces the record, unless another job has taken the directory over. If the files of the
+/// directory were deleted, it still belongs to this run.
 fn renew(storage: &dyn Storage, record: &Mutex<Record>) -> io::Result<()> {
     let record = {
         let mut record = record.lock().unwrap_or_else(PoisonError::into_inner);
@@ -272,17 +273,17 @@ fn renew(storage: &dyn Storage, record: &Mutex<Record>) -> io::Result<()> {
     Ok(())
 }
 
-/// The directory's run id, if it has one, and the newest epoch on record.
+/// Returns the directory's run id, if it has one, and the newest epoch on record.
 fn state(storage: &dyn Storage) -> io::Result<(Option<RunId>, Option<u64>)> {
     Ok((known_run(storage)?, newest_epoch(storage)?))
 }
 
-/// Which ownership of the directory is the newest; `None` when nobody has ever owned it.
+/// Returns the newest epoch on record; `None` when the directory has never had an owner.
 pub(super) fn newest_epoch(storage: &dyn Storage) -> io::Result<Option<u64>> {
     Ok(storage.owners()?.into_iter().max())
 }
 
-/// The record that counts; `None` when nobody has ever owned the directory.
+/// Returns the newest record; `None` when the directory has never had an owner.
 ///
 /// # Errors
 /// Those of the file system or store.
@@ -301,7 +302,7 @@ fn newest(storage: &dyn Storage) -> io::Result<Option<Record>> {
 }
 
 fn read(epoch: u64, bytes: &[u8]) -> Record {
-    // A record that cannot be read has an owner all the same: one that changes, or does not.
+    // A record that cannot be read still has an owner, and its checksum shows whether it changes.
     let damaged = |_| Record {
         run: DAMAGED,
         epoch,
@@ -317,17 +318,18 @@ fn read(epoch: u64, bytes: &[u8]) -> Record {
     Record { epoch, ..record }
 }
 
-/// The owner of a directory that this one was copied from owns that one only.
+/// Marks the record of another run as released: after a copy, the owner of the original directory
+/// does not own this one.
 fn of_this_run(record: Record, run: RunId) -> Record {
     let of_another = record.run != run && record.run != DAMAGED;
     Record { released: record.released || of_another, ..record }
 }
 
-/// Fails once somebody else has the directory, with a sentence that says who. Marks without an
-/// epoch belong to no owner.
+/// Fails once another job owns the directory, with a message that names it. Marks without an epoch
+/// belong to no owner.
 ///
 /// # Errors
-/// `PermissionDenied` then; those of the file system or store.
+/// `PermissionDenied` in this case; those of the file system or store.
 pub(super) fn still_owned(storage: &dyn Storage, mark: &Mark) -> io::Result<()> {
     if mark.epoch == 0 {
         return Ok(());
@@ -348,13 +350,13 @@ pub(super) fn still_owned(storage: &dyn Storage, mark: &Mark) -> io::Result<()> 
     Err(io::Error::new(io::ErrorKind::PermissionDenied, what))
 }
 
-/// Whether an error of [`still_owned`] means that somebody else has the directory, rather than that
-/// nobody can look.
+/// Returns whether an error of [`still_owned`] means that another job owns the directory, rather
+/// than that the check itself failed.
 pub(super) fn is_lost(e: &io::Error) -> bool {
     e.kind() == io::ErrorKind::PermissionDenied && e.raw_os_error().is_none()
 }
 
-/// Records of past owners say nothing any more.
+/// Deletes the records of past owners, which have no meaning any more.
 fn forget_older(storage: &dyn Storage, epoch: u64) {
     for older in storage.owners().unwrap_or_default().into_iter().filter(|e| *e < epoch) {
         let _ = storage.remove(&storage.owner_name(older));

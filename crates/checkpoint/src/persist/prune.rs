@@ -1,13 +1,13 @@
-//! Deleting on a file system: what retention lets go, and what writers of this run left that died
-//! half-way.
+//! Deletion on a file system: checkpoints that the policy does not keep, and leftovers of writers
+//! of this run that died.
 //!
 //! ```text
 //!  step-N/          rename, fsync parent: from now on it does not exist
 //!  step-N.gone-X/   the files that its manifest names, the mark, the manifest; then the directory, if nothing else is in it
 //! ```
 //!
-//! What was looked at may be something else a moment later, where others may write, too. So each
-//! directory is opened once, judged again and emptied through its handle ([`Opened`]).
+//! An entry may have been replaced a moment after it was checked, if others may write there, too.
+//! So each directory is opened once, checked again and emptied through its handle ([`Opened`]).
 
 use super::entries::{self, Entry, What, deleting_name, is_shard, is_shard_or_note, mark_of, only_ours};
 use super::opened::Opened;
@@ -26,13 +26,13 @@ use std::path::Path;
 #[derive(Debug, thiserror::Error)]
 #[error("{}", in_words(failed))]
 pub struct NotAllGone {
-    /// What was deleted.
+    /// The entries that were deleted.
     pub done: Pruned,
-    /// Names of what was not, and why.
+    /// Names of the entries that were not deleted, and the errors.
     pub failed: Vec<(String, io::Error)>,
 }
 
-/// Number of entries that [`NotAllGone`] names.
+/// Maximum number of entries in the message of [`NotAllGone`].
 const NAMED_MAX: usize = 3;
 
 fn in_words(failed: &[(String, io::Error)]) -> String {
@@ -41,12 +41,12 @@ fn in_words(failed: &[(String, io::Error)]) -> String {
     named.join("; ") + &if more > 0 { format!("; and {more} more") } else { String::new() }
 }
 
-/// Deletes published checkpoints that `policy` does not keep, and what turns before that of `mark`
-/// left unpublished, as long as the directory is `unchanged`. With `dry_run` only says so.
+/// Deletes published checkpoints that `policy` does not keep, and unpublished files of turns before
+/// that of `mark`, as long as the directory is `unchanged`. With `dry_run`, nothing is deleted.
 ///
 /// # Errors
-/// Those of the file system; [`NotAllGone`] if some entries could not be deleted. What could not be
-/// read is left alone.
+/// Those of the file system; [`NotAllGone`] if some entries could not be deleted. Entries that
+/// could not be read are left alone.
 pub(super) fn prune(directory: &Path, what: &CleanUp<'_>, unchanged: Unchanged<'_>) -> io::Result<Pruned> {
     let CleanUp { policy, run, before, record, dry_run } = *what;
     let all = entries::scan(directory, Some(run))?;
@@ -78,7 +78,7 @@ pub(super) fn prune(directory: &Path, what: &CleanUp<'_>, unchanged: Unchanged<'
             match delete(&at, &entry.name, manifest) {
                 Ok(true) => {}
                 Ok(false) => continue,
-                // The next ones can still go.
+                // The next ones can still be deleted.
                 Err(e) => {
                     failed.push((entry.name.clone(), e));
                     continue;
@@ -111,13 +111,13 @@ fn all_gone(done: Pruned, failed: Vec<(String, io::Error)>) -> io::Result<Pruned
     }
 }
 
-/// Ends a deletion that was begun. False if it was ended by others.
+/// Completes a deletion that was begun. Returns false if another process has completed it.
 fn finish(at: &Opened, name: &str, manifest: &Manifest) -> io::Result<bool> {
     let Some(inside) = absent(same(at, name, manifest))?.flatten() else { return Ok(false) };
     empty(at, name, &inside, manifest).map(|()| true)
 }
 
-/// What is left alone for good, with the reason.
+/// Returns the entries that are never deleted, with the reasons.
 fn foreign(all: &[Entry]) -> Vec<Foreign> {
     let why = |e: &Entry| match &e.what {
         What::Foreign { step, why } => Some((*step, why.clone())),
@@ -128,7 +128,7 @@ fn foreign(all: &[Entry]) -> Vec<Foreign> {
     all.iter().filter_map(|e| why(e).map(|(step, why)| Foreign { name: e.name.clone(), step, why })).collect()
 }
 
-/// Entries that everstep did not write, or cannot tell.
+/// Returns the entries that everstep did not write, or of unknown origin.
 ///
 /// # Errors
 /// Those of reading the directory.
@@ -138,10 +138,10 @@ pub(super) fn foreign_in(directory: &Path, run: Option<RunId>) -> io::Result<Vec
     Ok(foreign(&unknown))
 }
 
-/// Opens what has this name, if it is a checkpoint with this manifest.
+/// Opens the entry of this name, if it is a checkpoint with this manifest.
 ///
 /// # Errors
-/// Those of the file system; `NotFound` where it, or its manifest, is gone.
+/// Those of the file system; `NotFound` if the entry, or its manifest, does not exist.
 fn same(at: &Opened, name: &str, manifest: &Manifest) -> io::Result<Option<Opened>> {
     let read = |inside: Opened| Ok((inside.read(MANIFEST_FILE, MANIFEST_BYTES_MAX)?, inside));
     match at.below(name).and_then(read) {
@@ -153,8 +153,9 @@ fn same(at: &Opened, name: &str, manifest: &Manifest) -> io::Result<Option<Opene
     }
 }
 
-/// Deletes a checkpoint of this run: first it does not exist any more, then its files go. False
-/// where something else is in its place, or something was put into it: that is left alone.
+/// Deletes a checkpoint of this run: it is renamed first, so that it does not exist any more, and
+/// then its files are deleted. Returns false if the entry was replaced, or something was put into
+/// it: it is then left alone.
 pub(super) fn delete(at: &Opened, name: &str, manifest: &Manifest) -> io::Result<bool> {
     let Ok(Some(inside)) = same(at, name, manifest) else { return Ok(false) };
     if only_ours(&inside, manifest).is_err() {
@@ -162,22 +163,22 @@ pub(super) fn delete(at: &Opened, name: &str, manifest: &Manifest) -> io::Result
     }
     let going = deleting_name(manifest.step);
     match at.rename_new(name, &going) {
-        // Whoever else deletes the same at this moment was first.
+        // Another process that deletes the same entry was first.
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(true),
         other => other?,
     }
     at.sync()?;
     match absent(same(at, &going, manifest))? {
         Some(Some(inside)) => empty(at, &going, &inside, manifest).map(|()| true),
-        // It took the name at the last moment.
+        // The entry was replaced right before the rename.
         Some(None) => at.rename_new(&going, name).map(|()| false),
         None => Ok(true),
     }
 }
 
-/// The rest of a deletion. The manifest, which shows whose it is, goes last.
+/// Completes a deletion. The manifest, which identifies the owner, is deleted last.
 fn empty(at: &Opened, name: &str, inside: &Opened, manifest: &Manifest) -> io::Result<()> {
-    // A manifest is no proof that everstep wrote it.
+    // A manifest does not prove that everstep wrote the files.
     for shard in manifest.shards.iter().filter(|s| is_shard(&s.file)) {
         inside.remove(&shard.file)?;
     }
@@ -187,7 +188,7 @@ fn empty(at: &Opened, name: &str, inside: &Opened, manifest: &Manifest) -> io::R
     at.remove_empty(name).map(drop)
 }
 
-/// Deletes what was never published. The mark goes last.
+/// Deletes a directory that was never published. The mark is deleted last.
 fn discard(at: &Opened, name: &str, mark: &Mark) -> io::Result<()> {
     let inside = match at.below(name) {
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => return Ok(()),
@@ -225,7 +226,7 @@ mod tests {
     const RUN: RunId = RunId(7);
     const MARK: Mark = Mark { run: RUN, epoch: 1, generation: 1, attempt: 0 };
 
-    /// A directory with this manifest, and the files that it names.
+    /// Makes a directory with this manifest, and the files that it names.
     fn planted(path: &Path, step: u64, files: &[&str]) {
         fs::create_dir(path).unwrap();
         let shard = |(file, rank): (&&str, u32)| {
@@ -274,7 +275,7 @@ mod tests {
         fs::write(keys.join("rank-1.safetensors"), b"x").unwrap();
         planted(&other, 1, &["rank-0.safetensors"]);
         fs::write(other.join(MARK_FILE), &mark).unwrap();
-        // What was looked at is judged; then somebody swaps it.
+        // Each entry passes the check; then it is swapped.
         let swap = || {
             for (name, to) in names.iter().zip([&other, &keys, &other]).filter(|(name, _)| !name.is_symlink()) {
                 fs::rename(name, scratch.path().join(name.file_name().unwrap())).unwrap();
@@ -298,7 +299,7 @@ mod tests {
         for step in 1..6 {
             planted(&out.path().join(format!("step-{step}")), step, &["rank-0.safetensors"]);
         }
-        // A directory by the name of a shard: it cannot be unlinked.
+        // A directory with the name of a shard: it cannot be unlinked.
         for step in [1, 2] {
             let half = out.path().join(format!("step-{}.gone-0123456789abcde{step}", 10 + step));
             planted(&half, 10 + step, &["rank-0.safetensors"]);

@@ -1,17 +1,17 @@
-//! How much all streams together may take into memory at the same time.
+//! Limits the memory that all streams together may take at the same time.
 
 use std::io;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// See the module.
+/// A number of bytes that several streams share.
 #[derive(Debug)]
 pub(super) struct Budget {
     left: Mutex<u64>,
     more: Condvar,
 }
 
-/// A part of a [`Budget`], given back when it is dropped.
+/// A part of a [`Budget`], returned to it when it is dropped.
 #[derive(Debug)]
 pub(super) struct Portion<'a> {
     of: &'a Budget,
@@ -24,12 +24,12 @@ impl Budget {
         Budget { left: Mutex::new(bytes), more: Condvar::new() }
     }
 
-    /// Takes `bytes` bytes of it, as soon as that many are left.
+    /// Takes `bytes` bytes from the budget, as soon as that many are left.
     ///
     /// # Errors
-    /// `TimedOut` if others hold them for longer than `within`.
+    /// `TimedOut` if others use them for longer than `within`.
     pub fn take(&self, bytes: u64, within: Duration) -> io::Result<Portion<'_>> {
-        // A number is not left half-written by a panic.
+        // A panic cannot leave the number half-written.
         let left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.more.wait_timeout_while(left, within, |left| *left < bytes);
         let (mut left, _) = waited.unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,5 @@
-//! The conversation on one stream from another agent: what it has begun and found, and the answers
-//! to its requests.
+//! The conversation on one stream from another agent: its upload and its found slot, and the
+//! answers to its requests.
 
 use super::budget::Portion;
 use super::entrance::Until;
@@ -20,8 +20,8 @@ use std::time::Duration;
 
 /// After this much silence, TCP checks whether the machine at the other end still exists.
 const KEEPALIVE: Duration = Duration::from_mins(1);
-/// An index or a description arrives at least this fast, in bytes per second, after [`SILENCE`]:
-/// nobody may keep the memory for it by sending a byte now and then.
+/// An index or a description arrives at least this fast, in bytes per second, after [`SILENCE`]: a
+/// peer may not keep the memory for it by sending a byte now and then.
 const SLOWEST: u64 = 4 << 20;
 /// Bytes copied out of a slot at a time: few enough to be still in the cache when they are sent.
 const PIECE_BYTES: usize = 256 << 10;
@@ -36,15 +36,15 @@ pub struct Conversation<'a> {
     incoming: Option<Arc<Incoming>>,
     /// The slot that the other agent reads.
     found: Option<Arc<Slot>>,
-    /// A piece of that slot on its way to the other agent.
+    /// Buffer for a piece of that slot that is sent to the other agent.
     piece: Vec<u8>,
 }
 
-/// What follows a request.
+/// What to do after a request.
 enum Next {
     /// Send this answer.
     Answer(Answer),
-    /// Nothing: it has been answered, or needs no answer.
+    /// Send nothing: the request has been answered, or needs no answer.
     Done,
     /// Close the stream: the request makes no sense.
     Close,
@@ -55,7 +55,7 @@ fn refused(why: impl Into<String>) -> Next {
 }
 
 impl<'a> Conversation<'a> {
-    /// Takes a stream whose other end has shown that it belongs to the job.
+    /// Creates the conversation on a stream whose other end has proved that it belongs to the job.
     pub fn new(holder: &'a ReplicaHolder, tcp: TcpStream) -> Self {
         Conversation { holder, tcp: Arc::new(tcp), upload: None, incoming: None, found: None, piece: Vec::new() }
     }
@@ -67,14 +67,14 @@ impl<'a> Conversation<'a> {
     pub fn run(mut self) -> io::Result<()> {
         self.tcp.set_read_timeout(Some(SILENCE))?;
         frame::write(&mut &*self.tcp, &Answer::Done)?;
-        // Between steps a stream may be silent for long; it ends when the other side goes, or its
-        // machine.
+        // Between steps a stream may be silent for long; it ends when the other side closes it, or
+        // when its machine is lost.
         self.tcp.set_read_timeout(None)?;
         sockopt::set_socket_keepalive(&self.tcp, true)?;
         sockopt::set_tcp_keepidle(&self.tcp, KEEPALIVE)?;
         sockopt::set_tcp_keepintvl(&self.tcp, SILENCE)?;
         loop {
-            // It may be silent before a request, and not within one.
+            // The peer may be silent before a request, but not within one.
             while let Err(e) = self.tcp.peek(&mut [0]) {
                 if e.kind() != io::ErrorKind::Interrupted {
                     return Err(e);
@@ -98,8 +98,8 @@ impl<'a> Conversation<'a> {
             Ask::Join { label } => Ok(self.join(label)),
             Ask::Data => {
                 let Some(upload) = self.upload.clone() else { return Ok(Next::Close) };
-                // Whoever keeps to idle spans may be silent for long; when its generation is over,
-                // the stream is closed.
+                // A sender that uses idle spans only may be silent for long; when its generation is
+                // over, the stream is closed.
                 self.extents(&upload)?;
                 Ok(Next::Answer(Answer::Done))
             }
@@ -122,7 +122,7 @@ impl<'a> Conversation<'a> {
         if description_crc(&label, &json) != crc {
             return Ok(refused("label or index arrived damaged"));
         }
-        // If that was the same shard, its streams are closed now, and this one goes on.
+        // If that was the same shard, its streams are closed now, and this one continues.
         self.set_upload(None);
         Ok(match self.holder.begin(label, region, &json, base) {
             Ok(None) => Next::Answer(Answer::Done),
@@ -143,7 +143,7 @@ impl<'a> Conversation<'a> {
         }
     }
 
-    /// Lets the stream deliver this shard, and no other, from now on.
+    /// Makes the stream deliver this shard, and no other, from now on.
     fn set_upload(&mut self, upload: Option<Arc<Upload>>) {
         if let Some(before) = &self.upload {
             before.suppliers.detach(&self.tcp);
@@ -207,8 +207,8 @@ impl<'a> Conversation<'a> {
         })
     }
 
-    /// Sends a part of the region. The slot need not be pinned: a step that has arrived here may
-    /// give way to a later one meanwhile, and the other agent detects that by the checksums.
+    /// Sends a part of the region. The slot need not be pinned: a step that has arrived here may be
+    /// replaced by a later one meanwhile, and the other agent detects that by the checksums.
     fn send(&mut self, slot: &Slot, range: Range<usize>) -> io::Result<()> {
         self.piece.resize(PIECE_BYTES, 0);
         for at in range.clone().step_by(PIECE_BYTES) {
@@ -221,12 +221,13 @@ impl<'a> Conversation<'a> {
         Ok(())
     }
 
-    /// Receives an index or a description of `bytes` bytes, and the right to have it in memory.
+    /// Receives an index or a description of `bytes` bytes. Returns it with its portion of the
+    /// memory budget.
     fn received(&self, bytes: u64) -> io::Result<(Vec<u8>, Portion<'a>)> {
         if bytes > INDEX_BYTES_MAX {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "index over the limit"));
         }
-        // The other side waits for as long as `SILENCE`.
+        // The other side waits for `SILENCE`.
         let portion = self.holder.budget.take(bytes, SILENCE / 2)?;
         let within = SILENCE + Duration::from_secs(bytes / SLOWEST);
         let json = frame::read_bytes(&mut Until::new(&self.tcp, within), bytes)?;
@@ -234,7 +235,7 @@ impl<'a> Conversation<'a> {
         Ok((json, portion))
     }
 
-    /// Takes extents off the stream until an empty one arrives, and answers each.
+    /// Reads extents from the stream until an empty one arrives, and answers each.
     fn extents(&self, upload: &Upload) -> io::Result<()> {
         let mut tcp = &*self.tcp;
         loop {

@@ -1,4 +1,5 @@
-//! The way into a holder: little memory and little time for whoever has not shown the job's secret.
+//! The entrance to a holder: little memory and little time for peers that have not shown the job's
+//! secret.
 
 use super::conversation::Conversation;
 use super::protocol::{Answer, Ask, SILENCE, VERSION};
@@ -13,7 +14,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 impl ReplicaHolder {
-    /// Accepts streams for ever; `report` gets a line when that fails.
+    /// Accepts streams forever; `report` gets a line of text when that fails.
     pub fn serve(self: &Arc<Self>, listener: &TcpListener, report: fn(&str)) {
         let (admission, mut trouble) = (Admission::default(), Trouble::default());
         loop {
@@ -36,7 +37,8 @@ impl ReplicaHolder {
         }
     }
 
-    /// Hears who it is, with little memory and little time, before anything else.
+    /// Checks the peer's greeting, with little memory and little time, before anything else is
+    /// read.
     fn admitted(&self, mut tcp: TcpStream, pass: Pass) -> io::Result<()> {
         tcp.set_nodelay(true)?;
         tcp.set_write_timeout(Some(SILENCE))?;
@@ -57,7 +59,7 @@ impl ReplicaHolder {
     }
 }
 
-/// A stream that must have given what is read by a point in time, however it is cut.
+/// A stream that must have delivered all bytes by a point in time, however they are split.
 pub(super) struct Until<'a> {
     tcp: &'a TcpStream,
     end: Instant,

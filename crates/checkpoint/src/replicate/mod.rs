@@ -1,5 +1,5 @@
-//! Replicas: a sealed slot's bytes on other nodes, and back. Agents speak to each other on plain
-//! TCP streams; the training process takes no part.
+//! Replicas: a sealed slot's bytes on other nodes, and back. Agents talk to each other on plain TCP
+//! streams; the training process takes no part.
 //!
 //! ```text
 //!  slot ──push──> holder's slot     (chunks that it lacks, verified on arrival, then sealed)

@@ -1,11 +1,11 @@
-//! What two agents say on a replica stream: frames of JSON for questions and answers, raw bytes for
-//! data.
+//! The protocol of two agents on a replica stream: frames of JSON for requests and answers, raw
+//! bytes for data.
 //!
-//! Data towards a holder comes as extents: offset (u64), length (u32), both little endian, then the
+//! Data to a holder arrives as extents: offset (u64), length (u32), both little endian, then the
 //! bytes; each is answered by its offset (u64), with [`DAMAGED`] set when it completed a chunk
 //! whose checksum differs. Length 0 ends the data. With [`WHEN_IDLE`] in its length, an extent is
 //! answered when the holder's own collectives are over. Parity, whose checksums are known only when
-//! it is computed, comes as whole positions, each with its checksum (u64) after the length.
+//! it is computed, arrives as whole positions, each with its checksum (u64) after the length.
 
 use crate::arena::Label;
 use crate::copy_crc::Running;
@@ -17,14 +17,14 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Version of everything in this file.
+/// Version of the protocol in this file.
 pub const VERSION: u32 = 2;
-/// In an answer to an extent: its chunk has another checksum than the index says; send the chunk
-/// again.
+/// In an answer to an extent: the checksum of its chunk differs from that in the index, and the
+/// chunk must be sent again.
 pub const DAMAGED: u64 = 1 << 63;
-/// A silent peer is given up after this.
+/// Time after which a silent peer is given up.
 pub const SILENCE: Duration = Duration::from_secs(10);
-/// How often a reader that waits for bytes looks whether they are still wanted.
+/// How often a reader that waits for bytes checks whether they are still wanted.
 const LOOK: Duration = Duration::from_millis(100);
 /// In an answer to an extent: the holder's collectives are not over yet.
 pub const BUSY: u64 = 1 << 62;
@@ -35,10 +35,10 @@ pub const WHEN_IDLE: u32 = 1 << 31;
 /// Bytes of the header of an extent.
 pub const EXTENT_HEADER: usize = 12;
 
-/// A question.
+/// A request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ask {
-    /// First on every stream.
+    /// Introduces the sender; first on every stream.
     Hello {
         /// [`VERSION`] of the sender
         version: u32,
@@ -47,112 +47,114 @@ pub enum Ask {
         /// [`crate::arena::job_hash`] of the job's name
         job: u64,
     },
-    /// A slot is to be stored; the bytes of its index follow at once. Answer: [`Answer::Missing`],
-    /// or [`Answer::Done`] when it is here already.
+    /// Announces a slot to be stored; the bytes of its index follow at once. Answer:
+    /// [`Answer::Missing`], or [`Answer::Done`] when it is here already.
     Begin {
-        /// whose, and which step
+        /// rank and step of the shard
         label: Label,
-        /// length of the region
+        /// length of the region in bytes
         region: u64,
-        /// length of the index (JSON)
+        /// length of the index (JSON) in bytes
         index: u64,
         /// [`description_crc`] of label and index
         crc: u64,
-        /// the step that everybody would go back to now: it stays
+        /// the step that every node would go back to now, which is not overwritten
         base: Option<u64>,
     },
-    /// This stream, too, brings data of a slot that another stream began. Answer: [`Answer::Done`].
+    /// Adds this stream to those that deliver a slot that another stream began. Answer:
+    /// [`Answer::Done`].
     Join {
-        /// whose, and which step
+        /// rank and step of the shard
         label: Label,
     },
     /// Extents follow, up to one of length 0. Answer after the last: [`Answer::Done`].
     Data,
-    /// The slot of this stream is complete. Answer: [`Answer::Done`], or [`Answer::Missing`] when
-    /// it is not.
+    /// Seals the slot of this stream. Answer: [`Answer::Done`], or [`Answer::Missing`] when it is
+    /// not complete.
     Seal,
-    /// Is this step here? Answer: [`Answer::Found`], then the index, or [`Answer::NotHere`].
+    /// Looks for a shard. Answer: [`Answer::Found`], then the index, or [`Answer::NotHere`].
     Find(Want),
-    /// What does this node's memory hold? Answer: [`Answer::Slots`].
+    /// Lists the slots in this node's memory. Answer: [`Answer::Slots`].
     List,
-    /// As [`Ask::Find`], but only what this node has taken for this round of replication and will
-    /// not overwrite before that is over. Waits until it has.
+    /// Like [`Ask::Find`], but only for shards that this node has taken for this round of
+    /// replication and will not overwrite before that is over. Waits until it has.
     Taken {
         /// the shard
         want: Want,
-        /// the round
+        /// number of the round
         round: u64,
     },
-    /// As [`Ask::Find`], for a parity shard; what follows is its description.
+    /// Like [`Ask::Find`], for a parity shard, whose description follows.
     FindParity(ParityWant),
-    /// Chunks of what was found last on this stream. The bytes follow without an answer.
+    /// Reads chunks of the slot that was found last on this stream. The bytes follow without an
+    /// answer.
     Read {
         /// number of the first chunk
         first: u64,
-        /// how many
+        /// number of chunks
         count: u64,
     },
     /// Reads a part of the region that was found last on this stream, at most a chunk. Its bytes
     /// follow without an answer.
     ReadBytes {
-        /// where they begin
+        /// offset of the first byte in the region
         at: u64,
-        /// how many
+        /// number of bytes
         bytes: u64,
     },
-    /// A parity shard is to be stored, or another stream brings a part of it, too. Answer:
-    /// [`Answer::Done`], or [`Answer::Missing`] with nothing when it is here already.
+    /// Announces a parity shard to be stored, or another stream that delivers a part of it. Answer:
+    /// [`Answer::Done`], or an empty [`Answer::Missing`] when it is here already.
     Parity {
-        /// which
+        /// the shard
         of: ParityWant,
-        /// in which round of replication: another one begins anew
+        /// round of replication; a new round begins anew
         round: u64,
-        /// length of it
+        /// length of the region in bytes
         region: u64,
-        /// its description is not longer than this
+        /// maximum length of its description in bytes
         description: u64,
-        /// the step that everybody would go back to now: it stays
+        /// the step that every node would go back to now, which is not overwritten
         base: Option<u64>,
     },
-    /// All of the parity shard has come; its description follows. Answer: [`Answer::Done`].
+    /// Seals a parity shard that has arrived; its description follows. Answer: [`Answer::Done`].
     SealParity {
-        /// bytes of the description
+        /// length of the description in bytes
         bytes: u64,
-        /// its checksum
+        /// checksum of the description
         crc: u64,
     },
 }
 
-/// A parity shard that somebody looks for or brings.
+/// Identifies a parity shard that is looked for or delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ParityWant {
     /// Number of its stripe.
     pub stripe: u32,
-    /// Which parity shard of the stripe.
+    /// Number of the parity shard in the stripe.
     pub number: u32,
     /// Number of ranks.
     pub world_size: u64,
-    /// Generation that captured what it was computed from.
+    /// Generation that captured the members' shards.
     pub generation: u64,
-    /// The step.
+    /// Step of the members' shards.
     pub step: u64,
 }
 
-/// A shard that somebody looks for.
+/// Identifies a shard that is looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Want {
     /// Rank that captured it.
     pub rank: u64,
-    /// Number of ranks then.
+    /// Number of ranks when it was captured.
     pub world_size: u64,
     /// Generation that captured it.
     pub generation: u64,
-    /// The step.
+    /// Step of the shard.
     pub step: u64,
 }
 
 impl Want {
-    /// True when a slot with this label is what is wanted.
+    /// Returns whether a slot with this label is the shard that is looked for.
     #[must_use]
     pub fn is(&self, label: &Label) -> bool {
         (label.rank, label.world_size, label.generation, label.step)
@@ -163,33 +165,33 @@ impl Want {
 /// An answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
-    /// Done.
+    /// The request was carried out.
     Done,
     /// Runs of chunks that are not here yet: (first, count).
     Missing(Vec<(u64, u64)>),
-    /// It is here; the bytes of its index follow at once.
+    /// The shard is here; the bytes of its index follow at once.
     Found {
-        /// its label
+        /// label of the slot
         label: Label,
-        /// length of the region
+        /// length of the region in bytes
         region: u64,
-        /// length of the index (JSON)
+        /// length of the index (JSON) in bytes
         index: u64,
         /// [`description_crc`] of label and index
         crc: u64,
     },
-    /// All slots that hold something.
+    /// All slots that are not empty.
     Slots(Vec<SlotRow>),
-    /// It is not here.
+    /// The shard is not here.
     NotHere,
-    /// Not possible.
+    /// The request was refused.
     Refused {
-        /// a sentence
+        /// reason, as a sentence
         why: String,
     },
 }
 
-/// Checksum of what says what a region holds: the region itself has its chunks' checksums.
+/// Returns the checksum of label and index; the region itself has its chunks' checksums.
 #[must_use]
 pub fn description_crc(label: &Label, index: &[u8]) -> u64 {
     let mut sum = Running::default();
@@ -198,24 +200,24 @@ pub fn description_crc(label: &Label, index: &[u8]) -> u64 {
     sum.value()
 }
 
-/// A slot, for people.
+/// Describes a slot for people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlotRow {
-    /// Whose, and which step.
+    /// Rank and step of the slot.
     pub label: Label,
-    /// It is kept for another node.
+    /// Whether it is kept for another node.
     pub replica: bool,
-    /// It is parity of several nodes' shards: the label's rank is its stripe's number.
+    /// Whether it is parity of several nodes' shards: the label's rank is then its stripe's number.
     pub parity: bool,
     /// Length of the region in bytes.
     pub bytes: u64,
     /// When it was sealed, in seconds since 1970.
     pub sealed_at: u64,
-    /// Copies that other nodes have.
+    /// Number of copies on other nodes.
     pub replicas: u64,
-    /// It is on durable storage, too.
+    /// Whether the step is on durable storage, too.
     pub durable: bool,
-    /// File on that node.
+    /// Path of the slot's file on that node.
     pub path: String,
 }
 
@@ -230,15 +232,15 @@ pub struct Peer {
     pub job: u64,
 }
 
-/// A stream to another agent that has been introduced.
+/// A stream to another agent that has accepted the greeting.
 #[derive(Debug)]
 pub struct Stream {
-    /// The connection.
+    /// TCP connection to the agent.
     pub tcp: TcpStream,
 }
 
 impl Stream {
-    /// Connects and introduces itself.
+    /// Connects and sends the greeting.
     ///
     /// # Errors
     /// Those of the network; `PermissionDenied` when the other side refuses.
@@ -262,7 +264,7 @@ impl Stream {
         Err(last)
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a request, and waits for the answer.
     ///
     /// # Errors
     /// Those of the network; `PermissionDenied` for [`Answer::Refused`].
@@ -274,7 +276,7 @@ impl Stream {
     /// Waits for an answer.
     ///
     /// # Errors
-    /// As [`Stream::ask`].
+    /// The same as for [`Stream::ask`].
     pub fn answer(&mut self) -> io::Result<Answer> {
         match frame::read(&mut self.tcp)? {
             Answer::Refused { why } => Err(io::Error::new(io::ErrorKind::PermissionDenied, why)),
@@ -302,12 +304,12 @@ impl Stream {
         self.tcp.set_read_timeout(Some(SILENCE))
     }
 
-    /// Asks for something that is described by JSON: its label, the length of its region, and the
-    /// JSON, which arrived whole.
+    /// Looks for a slot that is described by JSON. Returns its label, the length of its region in
+    /// bytes, and the verified JSON.
     ///
     /// # Errors
-    /// As [`Stream::ask`]; `NotFound` when it is not there; `InvalidData` when label or JSON are
-    /// damaged or over the limit.
+    /// The same as for [`Stream::ask`]; `NotFound` when it is not there; `InvalidData` when label
+    /// or JSON are damaged or over the limit.
     pub fn find(&mut self, ask: &Ask) -> io::Result<(Label, u64, Vec<u8>)> {
         let (label, region, length, crc) = match self.ask(ask)? {
             Answer::Found { label, region, index, crc } => (label, region, index, crc),
@@ -325,10 +327,10 @@ impl Stream {
         Ok((label, region, json))
     }
 
-    /// Asks for something that can only be done or not.
+    /// Sends a request that can only be answered by [`Answer::Done`] or refused.
     ///
     /// # Errors
-    /// As [`Stream::ask`], and for any other answer.
+    /// The same as for [`Stream::ask`]; also fails for any other answer.
     pub fn expect_done(&mut self, ask: &Ask) -> io::Result<()> {
         match self.ask(ask)? {
             Answer::Done => Ok(()),
@@ -337,7 +339,7 @@ impl Stream {
     }
 }
 
-/// The other side says something that makes no sense here.
+/// Returns the error for an answer that does not belong to the request.
 #[must_use]
 pub fn unexpected(answer: &Answer) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("unexpected answer {answer:?}"))

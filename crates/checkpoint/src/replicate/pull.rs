@@ -1,5 +1,5 @@
-//! The side that fetches: a shard from several holders at once, every chunk verified; what one
-//! holder has damaged comes from the next.
+//! The receiving side: a shard is fetched from several holders at once, and every chunk is
+//! verified. A chunk that one holder has damaged is fetched from the next.
 
 use super::protocol::{Ask, Peer, Stream, Want};
 use crate::arena::{Label, Repair, Slot, Writing};
@@ -13,41 +13,41 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Chunks per question.
+/// Number of chunks per request.
 const RUN: u64 = 8;
-/// Bytes that are received and summed while they are in the cache.
+/// Number of bytes that are received and summed at a time, while they are in the cache.
 const PIECE_BYTES: usize = 256 << 10;
-/// Until a run that somebody else is fetching may have come back.
+/// Pause before checking again whether a run that another thread fetches has been returned.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// A shard that some holder has, and a stream to it.
+/// A shard that was found on a holder, and a stream to it.
 #[derive(Debug)]
 pub struct Found {
-    /// The stream.
+    /// Stream to the holder.
     pub stream: Stream,
-    /// Its label.
+    /// Label of the slot.
     pub label: Label,
-    /// Length of its region.
+    /// Length of its region in bytes.
     pub region: u64,
-    /// Its index as it came (JSON).
+    /// Its index as it arrived (JSON).
     pub json: Vec<u8>,
-    /// The same, read.
+    /// The parsed index.
     pub index: Index,
 }
 
 /// Asks one holder for a shard.
 ///
 /// # Errors
-/// Those of the network; `NotFound` when it has no such shard; `InvalidData` when its index makes
-/// no sense.
+/// Those of the network; `NotFound` when it has no such shard; `InvalidData` when its index is not
+/// valid.
 pub fn find(peer: &Peer, want: Want) -> io::Result<Found> {
     find_on(Stream::open(peer)?, &Ask::Find(want), want)
 }
 
-/// The same on a stream that is there, with another question of that kind.
+/// Does what [`find`] does, on an open stream and with another request of that kind.
 ///
 /// # Errors
-/// As [`find`].
+/// The same as for [`find`].
 pub fn find_on(mut stream: Stream, ask: &Ask, want: Want) -> io::Result<Found> {
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
     let (label, region, json) = stream.find(ask)?;
@@ -71,9 +71,9 @@ struct Work<'a> {
 
 #[derive(Default)]
 struct Queue {
-    /// Runs of chunks, and who has already failed to bring them.
+    /// Runs of chunks, with the sources that have already failed to deliver them.
     left: VecDeque<(u64, u64, BTreeSet<usize>)>,
-    /// Runs that somebody is fetching: they may come back.
+    /// Number of runs that are being fetched: they may come back.
     taken: usize,
 }
 
@@ -87,11 +87,11 @@ enum Next {
 /// `streams` per source. Stops soon when `over` is set.
 ///
 /// # Safety
-/// As [`Slot::begin`], until this returns.
+/// The same as for [`Slot::begin`], until this returns.
 ///
 /// # Errors
-/// `InvalidData` when some chunk is good nowhere, `Interrupted` when it was stopped; the slot is
-/// then not sealed. Those of the network when nobody answers any more.
+/// `InvalidData` when no source has a good copy of some chunk, `Interrupted` when it was stopped;
+/// the slot is then not sealed. Those of the network when no source answers any more.
 pub unsafe fn fill(
     slot: &Arc<Slot>,
     sources: Vec<(&Peer, Found)>,
@@ -105,13 +105,13 @@ pub unsafe fn fill(
     if !slot.fits(region, json.len() as u64) {
         return Err(io::ErrorKind::StorageFull.into());
     }
-    // SAFETY: the caller lets nobody else write the slot until this returns.
+    // SAFETY: the caller guarantees that no other thread writes the slot until this returns.
     let slot = unsafe { slot.begin() }.ok_or(io::ErrorKind::ResourceBusy)?;
     slot.describe(label, &json, region)?;
     let all = 0..index.chunks() as u64;
     let runs = all.clone().step_by(RUN as usize).map(|a| (a, RUN.min(all.end - a), BTreeSet::new())).collect();
     let work = Work { slot: &slot, index: &index, region, queue: Mutex::new(Queue { left: runs, taken: 0 }), over };
-    // Holders of other bytes (a rank's own random state, say) are of no use beside the first.
+    // Holders of other bytes (a rank's own random state, say) cannot be used beside the first.
     let mut lines: Vec<(usize, Stream)> = Vec::new();
     for (i, (peer, source)) in sources.into_iter().enumerate() {
         if source.index == index {
@@ -126,8 +126,7 @@ pub unsafe fn fill(
     let trouble = std::thread::scope(|scope| {
         let work = &work;
         let mut lines = lines.into_iter();
-        // This thread is one of the readers: where the system gives no more threads, it is the only
-        // one.
+        // This thread is one of the readers: if no more threads can be created, it is the only one.
         let own = lines.next();
         let named = || std::thread::Builder::new().name("everstep-pull".into());
         let threads: Vec<_> = lines
@@ -157,7 +156,7 @@ impl Work<'_> {
         Ok(if queue.taken > 0 { Next::Wait } else { Next::Nothing })
     }
 
-    /// A run was fetched, but for these parts of it.
+    /// Records that a run was fetched, except for these parts of it.
     fn done(&self, source: usize, mut failed: BTreeSet<usize>, back: Vec<(u64, u64)>) {
         let Ok(mut queue) = self.queue.lock() else { return };
         failed.insert(source);
@@ -197,8 +196,8 @@ impl Work<'_> {
             let mut at = from;
             while at < to {
                 let n = PIECE_BYTES.min(to - at);
-                // SAFETY: the slot is being written by this alone (`Writing`), and this run is this
-                // thread's alone.
+                // SAFETY: the slot is written by this `Writing` only, and the queue has given this
+                // run to this thread only.
                 let piece = unsafe { self.slot.region_mut(at, n)? };
                 stream.read_while(piece, self.over)?;
                 sum.read(piece);
@@ -212,7 +211,8 @@ impl Work<'_> {
     }
 }
 
-/// Brings single chunks of a slot under repair back from a holder. Returns how many were healed.
+/// Restores single chunks of a slot under repair from a holder. Returns the chunks that were
+/// healed.
 ///
 /// # Errors
 /// Those of the network; `NotFound` when the holder has no such shard or other bytes.

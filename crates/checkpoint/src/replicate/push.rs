@@ -1,5 +1,5 @@
-//! The side that sends: a pinned slot to one peer, over a few streams, never more than a fixed
-//! budget under way.
+//! The sending side: a pinned slot to one peer, over a few streams, with a fixed limit on the bytes
+//! in flight.
 
 use super::protocol::{
     Answer, Ask, BUSY, DAMAGED, EXTENT_HEADER, Peer, Stream, WHEN_IDLE, description_crc, unexpected,
@@ -12,27 +12,29 @@ use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Number of times that a chunk is sent that arrives damaged.
+/// Number of times that a chunk is sent if it arrives damaged.
 const ATTEMPTS: u32 = 3;
 
-/// What may go.
+/// Permission to send a number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pass {
-    /// The number of bytes that may go; 0 to give up.
+    /// Number of bytes that may be sent; 0 to give up.
     pub bytes: usize,
-    /// Nothing more until they have arrived.
+    /// Whether nothing more may be sent until they have arrived.
     pub alone: bool,
 }
 
-/// When bytes may go. Called before each extent, when it can go at once, by several threads.
+/// Decides when bytes may be sent. Called by several threads, before each extent, when it can be
+/// sent at once.
 pub trait Gate: Sync {
     /// Waits until some of `bytes` may be sent.
     fn pass(&self, bytes: usize) -> Pass;
-    /// What was to go alone has arrived, and whether the network is idle at that end.
+    /// Reports that bytes sent alone have arrived, and whether the network is idle at the other
+    /// end.
     fn arrived(&self, _idle: bool) {}
 }
 
-/// Sends as fast as the network takes it.
+/// Permits sending as fast as the network allows.
 #[derive(Debug)]
 pub struct Open;
 
@@ -42,15 +44,15 @@ impl Gate for Open {
     }
 }
 
-/// How much may be under way: `buffers` extents of at most `extent` bytes per stream, not answered
-/// yet (Gemini §5.2: a budget S in b sub-buffers).
+/// Limit on the bytes in flight: `buffers` extents of at most `extent` bytes per stream, not
+/// answered yet (Gemini §5.2: a budget S in b sub-buffers).
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
-    /// Bytes of an extent, at most those of a chunk.
+    /// Length of an extent in bytes, at most that of a chunk.
     pub extent: usize,
-    /// Extents under way per stream.
+    /// Number of extents in flight per stream.
     pub buffers: usize,
-    /// Streams, at most those of the link.
+    /// Number of streams, at most that of the link.
     pub streams: usize,
 }
 
@@ -66,7 +68,7 @@ pub struct Link {
     peer: Peer,
     streams: Vec<Stream>,
     wanted: usize,
-    /// The step that everybody would go back to now: holders keep it.
+    /// The step that every node would go back to now: holders keep it.
     pub base: Option<u64>,
     /// Bytes sent so far.
     pub sent: AtomicU64,
@@ -83,28 +85,28 @@ struct Job<'a> {
 }
 
 impl Link {
-    /// A link with `streams` streams, which are opened when they are needed.
+    /// Creates a link with `streams` streams, which are opened when they are needed.
     #[must_use]
     pub fn new(peer: Peer, streams: usize) -> Self {
         Link { peer, streams: Vec::new(), wanted: streams.max(1), base: None, sent: AtomicU64::new(0) }
     }
 
-    /// The peer.
+    /// Returns the peer.
     #[must_use]
     pub fn peer(&self) -> &Peer {
         &self.peer
     }
 
-    /// Brings the peer a sealed copy of a slot; what it has already is not sent. The slot must be
-    /// pinned.
+    /// Delivers a sealed copy of a slot to the peer. Chunks that the peer has already are not sent.
+    /// The slot must be pinned.
     ///
     /// # Errors
     /// Those of the network; `PermissionDenied` with the peer's reason; `Interrupted` when the gate
-    /// gave up; `InvalidData` when the slot does not hold what it says.
+    /// gave up; `InvalidData` when the slot is not sealed or is damaged.
     pub fn push(&mut self, slot: &Arc<Slot>, window: Window, gate: &dyn Gate) -> io::Result<()> {
         let done = self.attempt(slot, window, gate);
         if done.is_err() {
-            // In whatever state the streams are: the next attempt begins with new ones.
+            // Their state is unknown: the next attempt begins with new ones.
             self.streams.clear();
         }
         done
@@ -113,8 +115,8 @@ impl Link {
     fn attempt(&mut self, slot: &Arc<Slot>, window: Window, gate: &dyn Gate) -> io::Result<()> {
         let damaged = |e: crate::arena::SlotError| io::Error::new(io::ErrorKind::InvalidData, e.to_string());
         let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
-        // Counted, so that nobody writes to it until the push is over. The pin may be moved before
-        // that.
+        // Counted, so that the slot is not written until the push is over. The pin may be moved
+        // before that.
         let slot = &slot.read().ok_or_else(|| invalid("the slot is not sealed, or is being repaired"))?;
         if !slot.pinned() {
             return Err(invalid("the slot is not pinned: its step is not wanted any more"));
@@ -151,7 +153,7 @@ impl Link {
             let job = &job;
             let mut used = self.streams.iter_mut().take(streams);
             let own = used.next();
-            // What helpers that cannot be started would have sent, this thread sends.
+            // Chunks of helpers that cannot be started are sent by this thread.
             let helper = |stream| std::thread::Builder::new().spawn_scoped(scope, move || job.help(stream, label)).ok();
             let helpers: Vec<_> = used.map_while(helper).collect();
             let mut done = own.map_or(Ok(()), |stream| job.send(stream));
@@ -168,8 +170,9 @@ impl Link {
     }
 }
 
-/// The chunks in these runs, none of them sent yet. `None` unless they are of the shard's `chunks`,
-/// each once and in order: what the peer says must not decide how much memory that takes.
+/// Returns the chunks in these runs, with no attempts so far. Returns `None` unless they are among
+/// the shard's `chunks`, each once and in order: the peer must not decide how much memory that
+/// takes.
 fn wanted(runs: &[(u64, u64)], chunks: u64) -> Option<VecDeque<(u64, u32)>> {
     let mut end = 0;
     for (first, count) in runs {
@@ -197,7 +200,7 @@ impl Job<'_> {
                 let (from, to) = (chunk as usize * CHUNK_BYTES, self.region.min((chunk as usize + 1) * CHUNK_BYTES));
                 let mut at = from;
                 while at < to {
-                    // Room first: what has passed the gate goes at once.
+                    // Make room first: bytes that have passed the gate are sent at once.
                     while open.len() >= self.window.buffers {
                         self.take_answer(stream, &mut open)?;
                     }
@@ -224,7 +227,7 @@ impl Job<'_> {
                     }
                 }
             }
-            // What comes back damaged is another stream's or this one's to send again.
+            // Chunks that arrived damaged are sent again, by this stream or another one.
             while !open.is_empty() {
                 self.take_answer(stream, &mut open)?;
             }
@@ -239,7 +242,7 @@ impl Job<'_> {
         }
     }
 
-    /// Takes one answer. Whether the network is idle at the other end, if that was asked.
+    /// Reads one answer. Returns whether the network is idle at the other end, if that was asked.
     fn take_answer(&self, stream: &mut Stream, open: &mut VecDeque<(u64, u32)>) -> io::Result<bool> {
         let mut answer = [0; 8];
         stream.tcp.read_exact(&mut answer)?;

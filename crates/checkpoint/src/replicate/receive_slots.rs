@@ -1,4 +1,4 @@
-//! Chooses the slot for a copy that arrives, and checks that there is memory for it.
+//! Chooses the slot for an arriving copy, and checks that there is memory for it.
 
 use super::refusal::Refusal;
 use crate::arena::{Label, Slot};
@@ -7,14 +7,14 @@ use crate::slot_reuse::{Candidate, reusable};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Memory that is always left to other programs.
+/// Bytes of memory that are always left to other programs.
 const HEADROOM_BYTES: u64 = 64 << 20;
 /// Slots per shard that is kept for another node: one complete, one arriving.
 const SLOTS: usize = 2;
 
 /// The slot for a shard.
 pub enum ReceiveSlot {
-    /// The shard is there already, complete.
+    /// The shard is complete here already.
     Held,
     /// The shard can be written here.
     Slot(Arc<Slot>),
@@ -23,11 +23,11 @@ pub enum ReceiveSlot {
 /// Slots of one name, for one shard or parity shard.
 #[derive(Clone, Copy, Debug)]
 pub struct NamedSlots<'a> {
-    /// The directory of the slots.
+    /// Directory of the slots.
     pub directory: &'a Path,
-    /// The beginning of their names.
+    /// Beginning of the slots' names.
     pub name: &'a str,
-    /// The slots that are mapped.
+    /// Mappings of the slots that are open.
     pub mapped: &'a Mapped,
 }
 
@@ -91,7 +91,7 @@ mod tests {
     fn arrives(at: &Path, mapped: &Mapped, label: Label, base: Option<u64>) {
         let named = NamedSlots { directory: at, name: "peer-0", mapped };
         let ReceiveSlot::Slot(slot) = named.choose(label, 16384, base, |_| false).unwrap() else { return };
-        // SAFETY: nobody else uses the slot.
+        // SAFETY: the test is the only user of the slot.
         let slot = unsafe { slot.begin() }.unwrap();
         slot.describe(label, b"{}", 0).unwrap();
         slot.seal(None);
@@ -102,7 +102,7 @@ mod tests {
         matches!(named.choose(label, 16384, None, |_| false).unwrap(), ReceiveSlot::Held)
     }
 
-    /// Step 3 is complete here, but not everywhere, when step 4 arrives: all nodes hold step 2.
+    /// Step 3 is complete here, but not on all nodes, when step 4 arrives: all nodes have step 2.
     #[test]
     fn the_step_to_go_back_to_stays() {
         let (at, mapped) = (tempfile::tempdir().unwrap(), Mapped::default());
@@ -115,7 +115,7 @@ mod tests {
         assert!(held(at.path(), &mapped, label(1, 5)) && !held(at.path(), &mapped, label(1, 2)));
     }
 
-    /// Generation 2 went back to step 5 and made step 6 again.
+    /// Generation 2 went back to step 5 and completed step 6 again.
     #[test]
     fn of_two_with_the_same_number_the_later_generations_stays() {
         let (at, mapped) = (tempfile::tempdir().unwrap(), Mapped::default());

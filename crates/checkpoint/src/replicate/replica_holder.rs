@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// How long an answer that should wait for an idle network waits at most.
+/// Maximum time for which an answer waits for an idle network.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// Limit on the bytes of indexes and descriptions that all streams together receive at the same
@@ -107,13 +107,14 @@ fn slot_files(directories: &[PathBuf]) -> impl Iterator<Item = (PathBuf, String)
 pub unsafe fn forget_readers(directories: &[PathBuf]) {
     for (path, _) in slot_files(directories) {
         if let Ok(slot) = Slot::open(&path) {
-            // SAFETY: whoever has read or repaired it has ended, as the caller promises.
+            // SAFETY: the caller is the node's only agent and has not begun to read, so that the
+            // processes that have read or repaired the slot have ended.
             unsafe { slot.forget_readers() };
         }
     }
 }
 
-/// Returns the same slots as rows for `everstep ckpt`.
+/// Returns the sealed slots of [`held`] as rows for `everstep ckpt`.
 #[must_use]
 pub fn rows(directories: &[PathBuf], run: Option<u64>) -> Vec<SlotRow> {
     let row = |h: Held| {
@@ -138,8 +139,8 @@ impl ReplicaHolder {
     /// Creates a holder whose new slots go into the first of `directories`.
     ///
     /// # Safety
-    /// While it lives, nobody else writes slots with copies and parity in `directories`: the caller
-    /// is this node's only agent.
+    /// While it lives, no other process writes slots with copies and parity in `directories`: the
+    /// caller is this node's only agent.
     #[must_use]
     pub unsafe fn new(directories: Vec<PathBuf>, job: u64) -> Self {
         ReplicaHolder {
@@ -193,8 +194,8 @@ impl ReplicaHolder {
         held(&self.directories, Some(self.run()))
     }
 
-    /// Lets only `generation` and later ones store anything from now on, and cancels what is
-    /// arriving from older ones.
+    /// Refuses shards of generations before `generation` from now on, and cancels those that are
+    /// arriving.
     pub fn raise_floor(&self, generation: u64) {
         self.floor.fetch_max(generation, Ordering::AcqRel);
         let ends = |begun: u64, suppliers: &Suppliers| {
@@ -310,7 +311,7 @@ impl ReplicaHolder {
             if begun.of == of {
                 return Ok(Some(Arc::clone(begun)));
             }
-            // A new attempt takes over from one whose stream is gone.
+            // A new attempt takes over from one whose stream has ended.
             begun.suppliers.cancel();
             parities.remove(&name);
         }
@@ -357,7 +358,7 @@ impl ReplicaHolder {
     fn open(&self, label: Label, region: u64, json: &[u8], base: Option<u64>) -> Result<Option<Arc<Upload>>, Refusal> {
         let mut uploads = self.uploads.lock()?;
         let key = (label.rank, label.world_size);
-        // A new attempt takes over from one whose stream is gone.
+        // A new attempt takes over from one whose stream has ended.
         if let Some(old) = uploads.remove(&key) {
             old.suppliers.cancel();
         }

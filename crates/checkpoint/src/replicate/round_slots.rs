@@ -14,7 +14,7 @@ struct Round {
     slots: Vec<Arc<Slot>>,
 }
 
-/// See the module.
+/// The pinned slots of the current round, which other threads wait for.
 #[derive(Debug, Default)]
 pub struct RoundSlots {
     round: Mutex<Round>,

@@ -6,14 +6,15 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, Weak};
 
-/// See the module.
+/// The connections that deliver parts of one slot, and the right to write there.
 #[derive(Debug)]
 pub struct Suppliers {
     /// Whether the delivery was cancelled.
     cancelled: AtomicBool,
     /// Each connection once. The conversations own them.
     streams: Mutex<Vec<Weak<TcpStream>>>,
-    /// Locked for reading by whoever writes into the slot; `None` once nobody may write any more.
+    /// Locked for reading by threads that write into the slot; `None` once the slot may not be
+    /// written any more.
     writing: RwLock<Option<Writing>>,
 }
 
@@ -38,7 +39,7 @@ impl Suppliers {
         }
     }
 
-    /// Cancels the delivery. When this returns, nobody writes into the slot any more.
+    /// Cancels the delivery. When this returns, no thread writes into the slot any more.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Release);
         for stream in self.streams.lock().iter().flat_map(|s| s.iter()).filter_map(Weak::upgrade) {
@@ -56,8 +57,8 @@ impl Suppliers {
         share.filter(|s| s.0.is_some() && !self.is_over()).ok_or_else(over)
     }
 
-    /// Takes the slot, to seal it, once nobody writes into it. `None` if it is sealed already, or
-    /// if the delivery was cancelled.
+    /// Takes the slot, to seal it, once no thread writes into it. `None` if it is sealed already,
+    /// or if the delivery was cancelled.
     pub fn take(&self) -> Option<Writing> {
         self.writing.write().ok()?.take()
     }
@@ -69,7 +70,7 @@ impl Suppliers {
     }
 }
 
-/// See [`Suppliers::write`].
+/// The right to write into a slot; see [`Suppliers::write`].
 #[derive(Debug)]
 pub struct Share<'a>(RwLockReadGuard<'a, Option<Writing>>);
 

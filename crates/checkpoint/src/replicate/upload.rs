@@ -1,4 +1,5 @@
-//! A shard that is arriving from another node: which chunks are there, verified as they arrive.
+//! A shard that is arriving from another node, and which of its chunks are complete. Each is
+//! verified as it arrives.
 
 use super::refusal::Refusal;
 use super::suppliers::Suppliers;
@@ -10,17 +11,17 @@ use std::io::{self, Read};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Bytes that are received and summed while they are in the cache.
+/// Number of bytes that are received and summed at a time, while they are in the cache.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// See the module.
+/// A shard that is arriving from another node.
 #[derive(Debug)]
 pub struct Upload {
-    /// The rank and the step.
+    /// Rank and step of the shard.
     pub label: Label,
     index: Index,
     region: usize,
-    /// Chunks that are there and verified.
+    /// Whether each chunk is complete and verified.
     done: Vec<AtomicBool>,
     /// Chunks that are arriving: bytes so far and their checksum. Each chunk arrives on one stream,
     /// in order.
@@ -30,13 +31,13 @@ pub struct Upload {
 }
 
 impl Upload {
-    /// Begins to fill `slot`, or goes on with what an earlier attempt has left in it.
+    /// Begins to fill `slot`, or continues an earlier attempt in it.
     ///
     /// # Safety
-    /// As [`Slot::begin`], and an earlier attempt does not write any more.
+    /// The same as for [`Slot::begin`], and an earlier attempt does not write any more.
     ///
     /// # Errors
-    /// [`Refusal`]: the index is damaged or does not fit, the slot is needed.
+    /// [`Refusal`]: the index is damaged or does not fit, or the slot is in use.
     pub unsafe fn begin(slot: Arc<Slot>, label: Label, index_json: &[u8]) -> Result<Self, Refusal> {
         let index: Index = serde_json::from_slice(index_json)?;
         let region = index.bytes();
@@ -45,8 +46,8 @@ impl Upload {
         }
         let known =
             slot.state() == State::Writing && slot.described().is_ok_and(|(l, json)| l == label && json == index_json);
-        // SAFETY: the caller lets nobody else write the slot while `writing` lives, and has ended
-        // what was begun.
+        // SAFETY: the caller guarantees that no other thread writes the slot while `writing` lives,
+        // and has ended an earlier attempt.
         let writing = unsafe { if known { slot.resume() } else { slot.begin() } };
         let writing = writing.ok_or(Refusal::SlotNeeded)?;
         if !known {
@@ -84,7 +85,7 @@ impl Upload {
         (from, CHUNK_BYTES.min(self.region - from))
     }
 
-    /// Runs of chunks that are not there: (first, count).
+    /// Returns the runs of chunks that are not complete: (first, count).
     pub fn missing(&self) -> Vec<(u64, u64)> {
         let mut runs: Vec<(u64, u64)> = Vec::new();
         for (chunk, done) in self.done.iter().enumerate() {
@@ -99,7 +100,7 @@ impl Upload {
         runs
     }
 
-    /// Takes one extent off the stream. True when it completed a chunk that is damaged.
+    /// Reads one extent from the stream. Returns true when it completed a chunk that is damaged.
     ///
     /// # Errors
     /// Those of the stream; `InvalidData` for an extent that is not the next of its chunk.
@@ -138,7 +139,7 @@ impl Upload {
         Ok(!good)
     }
 
-    /// Seals the slot if all chunks are there.
+    /// Seals the slot if all chunks are complete. Returns whether they are.
     pub fn seal(&self) -> bool {
         let complete = self.done.iter().all(|d| d.load(Ordering::Acquire)) && !self.suppliers.is_over();
         if complete && let Some(slot) = self.suppliers.take() {

@@ -7,23 +7,23 @@ use crate::format::digest::CHUNK_BYTES;
 use crate::restore::{Readers, Shard, Target};
 use std::collections::BTreeMap;
 
-/// Bytes that have one checksum.
+/// Number of bytes that have one checksum.
 const CHUNK: u64 = CHUNK_BYTES as u64;
-/// Bytes that are compared at a time. Each side takes as much memory.
+/// Number of bytes that are compared at a time. Each side takes as much memory.
 const BATCH: usize = 32 << 20;
-/// Threads that read one shard.
+/// Number of threads that read one shard.
 const THREADS: usize = 2;
 
 /// A tensor of which two ranks have different values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// The tensor.
+    /// Name of the tensor.
     pub name: String,
-    /// The rank whose values readers of the whole would get.
+    /// Rank whose values readers of the whole would get.
     pub rank: u32,
 }
 
-/// Bytes that a rank's own shard and another one have.
+/// The same elements in a rank's own shard and in another one.
 struct Pair<'a> {
     name: &'a str,
     own: u64,
@@ -38,13 +38,13 @@ struct Batch<'a> {
     own: &'a Shard,
     pairs: Vec<Pair<'a>>,
     bytes: usize,
-    /// What differs, each tensor once.
+    /// Tensors that differ, each once.
     found: Vec<Difference>,
 }
 
 impl<'a> Batch<'a> {
-    /// Adds what a run has, and compares as soon as there is enough. `own` is where it is in the
-    /// rank's own shard.
+    /// Adds the elements of a run, and compares as soon as there are enough. `own` is their offset
+    /// in the rank's own shard.
     fn add(&mut self, name: &'a str, own: u64, run: &Run) -> Result<(), WholeError> {
         // Replicas have the same tensors at the same places.
         let alike = self.whole.shards().get(run.shard as usize).filter(|_| own == run.at);
@@ -71,12 +71,13 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Tensors are compared one after the other, so only the last one may have more pairs.
+    /// Returns whether the tensor was found to differ. Tensors are compared one after the other, so
+    /// only the last one may have more pairs.
     fn has_found(&self, name: &str) -> bool {
         self.found.last().is_some_and(|last| last.name == name)
     }
 
-    /// Reads and compares all pairs, and forgets them.
+    /// Reads and compares all pairs, and discards them.
     fn compare(&mut self) -> Result<(), WholeError> {
         let (mut own, mut other) = (vec![0u8; self.bytes], vec![0u8; self.bytes]);
         let (mut here, mut there): (Vec<Target>, BTreeMap<u32, Vec<Target>>) = Default::default();
@@ -110,7 +111,7 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// Returns whether two shards have the same checksum of a chunk. Nothing of it has to be read then.
+/// Returns whether two shards have the same checksum of a chunk, which then need not be read.
 fn same_checksum(one: &Shard, other: &Shard, chunk: u64) -> bool {
     let crc = |shard: &Shard| shard.index().crcs().get(usize::try_from(chunk).ok()?).copied();
     crc(one).is_some_and(|crc_of_one| crc(other) == Some(crc_of_one))
@@ -125,12 +126,12 @@ fn read(shard: &Shard, targets: &[Target]) -> Result<(), WholeError> {
 }
 
 impl Whole {
-    /// Returns those of these tensors of which a rank has other values than readers of the whole
-    /// would get, in the same order. Reads only what other ranks have as well. Stops once it has
-    /// found `most`: the caller continues after the last one.
+    /// Returns the tensors in `names` of which `rank` has other values than readers of the whole
+    /// would get, in the same order. Reads only elements that other ranks have as well. Stops once
+    /// it has found `most`: the caller continues after the last one.
     ///
     /// # Errors
-    /// When some of it cannot be read or is damaged.
+    /// Fails when some of it cannot be read or is damaged.
     pub fn differences(&self, rank: u32, names: &[String], most: usize) -> Result<Vec<Difference>, WholeError> {
         let Some(own) = self.shards().get(rank as usize) else { return Ok(Vec::new()) };
         let offsets = own.index().offsets();
@@ -144,7 +145,7 @@ impl Whole {
             }
             let Some(held) = tensor.held_by(rank) else {
                 if line.bytes > 0 {
-                    // It has another shape or type there.
+                    // The tensor has another shape or type in this rank's shard.
                     batch.compare()?;
                     batch.found.push(Difference { name: name.clone(), rank: tensor.first });
                 }

@@ -2,13 +2,13 @@
 //! them, into a window of memory that all have mapped, and every rank takes its parts from there.
 //!
 //! ```text
-//!  chunks that somebody wants    0 1 2 3 4 5 6 7 …      dealt to the readers of all ranks in turn
+//!  chunks that some rank needs   0 1 2 3 4 5 6 7 …      dealt to the readers of all ranks in turn
 //!  window                        [4][5][2][3]           chunk n lies in place n mod W; it goes there when all who wanted
 //!                                                       chunk n − W have taken their parts
 //! ```
 //!
-//! Everybody goes through the chunks in the same order, so whoever is behind can always go on:
-//! nobody waits for ever as long as nobody dies, and who dies is noticed.
+//! All ranks process the chunks in the same order, so a rank that is behind can always proceed: no
+//! rank waits forever as long as all processes live, and the death of one is detected.
 
 use super::whole::{Whole, WholeError};
 use crate::format::digest::CHUNK_BYTES;
@@ -22,29 +22,29 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Reads of one rank that are under way at a time.
+/// Number of reads of one rank in flight.
 const READERS: usize = 2;
-/// The head of the window: one page. Words: who failed, how many have joined; then two for each
-/// place.
+/// The head of the window: one page. Its words are: whether a rank has failed, how many have
+/// joined; then two for each place.
 const HEAD_BYTES: usize = 4096;
 const FAILED: usize = 0;
 const JOINED: usize = 8;
 const PLACES: usize = 64;
-/// As many as the head has words for.
+/// Maximum number of places, limited by the words of the head.
 const PLACES_MAX: usize = (HEAD_BYTES - PLACES) / 16;
 const NAP: Duration = Duration::from_micros(50);
-/// Naps between looks at whether the others live.
+/// Number of naps between checks that the other processes live.
 const LOOK: u32 = 2000;
 
-/// Chunks of a shard.
+/// Number of a shard, and a range of its chunks.
 pub type Chunks = (u32, Range<usize>);
 
 /// A rank that takes part.
 #[derive(Clone, Debug)]
 pub struct Member {
-    /// Its process.
+    /// Process id of the rank.
     pub pid: i32,
-    /// What it wants.
+    /// Chunks that the rank needs.
     pub wants: Vec<Chunks>,
 }
 
@@ -55,17 +55,18 @@ pub struct Window {
 }
 
 impl Window {
-    /// Bytes of a window for so much data; as large as the largest tensor is enough.
+    /// Returns the bytes of a window for `data` bytes. A window for the largest tensor is large
+    /// enough.
     #[must_use]
     pub fn bytes(data: u64) -> u64 {
         let places = usize::try_from(data / CHUNK_BYTES as u64).unwrap_or(PLACES_MAX).clamp(2, PLACES_MAX);
         (HEAD_BYTES + places * CHUNK_BYTES) as u64
     }
 
-    /// Maps it.
+    /// Maps a window that was created at `path`.
     ///
     /// # Errors
-    /// Those of the file system, and when it is too small.
+    /// Those of the file system; also fails when the window is too small.
     pub fn open(path: &Path) -> std::io::Result<Self> {
         let map = Mapping::open_shared(path)?;
         if map.len() < HEAD_BYTES + CHUNK_BYTES {
@@ -78,12 +79,12 @@ impl Window {
         ((self.map.len() - HEAD_BYTES) / CHUNK_BYTES).min(PLACES_MAX)
     }
 
-    /// Number of the chunk that lies in the place, plus 1.
+    /// Returns the word with the number of the chunk in a place, plus 1.
     fn holds(&self, place: usize) -> &AtomicU64 {
         self.map.word(PLACES + place * 16)
     }
 
-    /// Ranks that have still to take their parts of it.
+    /// Returns the word with the number of ranks that have not yet taken their parts of a place.
     fn left(&self, place: usize) -> &AtomicU64 {
         self.map.word(PLACES + place * 16 + 8)
     }
@@ -93,7 +94,7 @@ impl Window {
     }
 }
 
-/// A chunk that somebody wants.
+/// A chunk that some rank needs.
 struct Wanted {
     shard: u32,
     chunk: usize,
@@ -115,7 +116,7 @@ fn chunks(members: &[Member], me: usize) -> Vec<Wanted> {
     users.into_iter().map(|((shard, chunk), (users, mine))| Wanted { shard, chunk, users, mine }).collect()
 }
 
-/// One rank's part in it.
+/// One rank's part in the common read.
 struct Party<'a> {
     whole: &'a Whole,
     window: &'a Window,
@@ -124,7 +125,7 @@ struct Party<'a> {
 }
 
 impl Party<'_> {
-    /// Until `done`, or somebody has failed or is gone.
+    /// Waits until `done`, or fails if another rank has failed or its process has ended.
     fn wait(&self, done: impl Fn() -> bool) -> Result<(), WholeError> {
         let failed = || self.window.map.word(FAILED).load(Ordering::Acquire) != 0;
         self.wait_for_the_living(|| done() || failed())?;
@@ -134,7 +135,7 @@ impl Party<'_> {
         Err(WholeError::Together("another rank of this node could not read its part".into()))
     }
 
-    /// Until `done`, or somebody is gone.
+    /// Waits until `done`, or fails if the process of a rank has ended.
     fn wait_for_the_living(&self, done: impl Fn() -> bool) -> Result<(), WholeError> {
         let mut naps = 0u32;
         while !done() {
@@ -152,14 +153,14 @@ impl Party<'_> {
         Ok(())
     }
 
-    /// Goes through the chunks in their order: reads those whose turn is in `turns` (of `of`), and
-    /// takes this rank's parts where it is given `targets`. Returns the bytes that were read.
+    /// Processes the chunks in their order: reads those whose turn (modulo `of`) is in `turns`, and
+    /// takes this rank's parts if `targets` are given. Returns the number of bytes that were read.
     ///
     /// All ranks go in the same order, so that the first chunk that is not done can always be done:
     /// one thread may have both tasks.
     ///
     /// # Safety
-    /// As [`Whole::read`].
+    /// The same as for [`Whole::read`].
     unsafe fn go(&self, turns: &[usize], of: usize, mut targets: Option<Targets>) -> Result<u64, WholeError> {
         let mut bytes = 0;
         for (n, wanted) in self.chunks.iter().enumerate() {
@@ -167,14 +168,15 @@ impl Party<'_> {
                 bytes += self.read(n, wanted)?;
             }
             if let Some(targets) = targets.as_mut().filter(|_| wanted.mine) {
-                // SAFETY: the caller keeps the targets writable and lets nobody else use them.
+                // SAFETY: the caller keeps the targets writable and guarantees that no other thread
+                // uses them.
                 unsafe { self.take(n, wanted, targets)? };
             }
         }
         Ok(bytes)
     }
 
-    /// Reads a chunk into its place. Returns its bytes.
+    /// Reads a chunk into its place. Returns its length in bytes.
     fn read(&self, n: usize, wanted: &Wanted) -> Result<u64, WholeError> {
         let places = self.window.places();
         let (place, number) = (n % places, n as u64 + 1);
@@ -186,7 +188,7 @@ impl Party<'_> {
         self.wait(free)?;
         let shard = self.whole.shards().get(wanted.shard as usize);
         let shard = shard.ok_or_else(|| WholeError::Together("ranks do not agree on its shards".into()))?;
-        // SAFETY: nobody else touches the place: all users of the chunk before are done, and those
+        // SAFETY: no other thread uses the place: all users of the chunk before are done, and those
         // of this one wait for it.
         let room = unsafe { self.window.map.slice_mut(Window::data(place), CHUNK_BYTES) };
         let bytes = shard.read_chunk(wanted.chunk, room.map_err(WholeError::Window)?)? as u64;
@@ -195,10 +197,10 @@ impl Party<'_> {
         Ok(bytes)
     }
 
-    /// Takes this rank's parts of a chunk.
+    /// Copies this rank's parts of a chunk to their targets.
     ///
     /// # Safety
-    /// As [`Whole::read`].
+    /// The same as for [`Whole::read`].
     unsafe fn take(&self, n: usize, wanted: &Wanted, targets: &mut Targets) -> Result<(), WholeError> {
         let places = self.window.places();
         let (place, number) = (n % places, n as u64 + 1);
@@ -214,8 +216,8 @@ impl Party<'_> {
                 let (from, to) = (part.offset.max(begins), (part.offset + part.bytes).min(ends));
                 if from < to {
                     let into = (part.address + (from - part.offset) as usize) as *mut u8;
-                    // SAFETY: the chunk stays in its place until all users are done; the target is
-                    // the caller's promise.
+                    // SAFETY: the chunk stays in its place until all users are done; the caller
+                    // keeps the target writable and guarantees that no other thread uses it.
                     unsafe {
                         std::ptr::copy_nonoverlapping(data.add((from - begins) as usize), into, (to - from) as usize);
                     };
@@ -227,8 +229,8 @@ impl Party<'_> {
     }
 }
 
-/// The parts that a rank wants of each shard, in the order of their offsets, and the first that
-/// reaches beyond the chunks that have passed.
+/// The parts that a rank needs of each shard, in the order of their offsets, and the index of the
+/// first that extends beyond the chunks that have passed.
 struct Targets(BTreeMap<u32, (Vec<Target>, usize)>);
 
 impl Targets {
@@ -242,10 +244,10 @@ impl Targets {
 }
 
 impl Whole {
-    /// Chunks that have some of these parts.
+    /// Returns the chunks that contain some of these parts.
     ///
     /// # Errors
-    /// As [`Whole::plan`].
+    /// The same as for [`Whole::plan`].
     pub fn chunks_of(&self, wanted: &[super::whole::Wanted]) -> Result<Vec<Chunks>, WholeError> {
         let mut found = Vec::new();
         for (shard, mut targets) in self.plan(wanted)? {
@@ -255,14 +257,15 @@ impl Whole {
         Ok(found)
     }
 
-    /// As [`Whole::read`], together with the other ranks of this node, all of whom call it with the
-    /// same members, each with its own number. Returns the bytes that this rank has read for all.
+    /// Does what [`Whole::read`] does, together with the other ranks of this node, all of which
+    /// call it with the same members, each with its own number `me`. Returns the number of bytes
+    /// that this rank has read for all.
     ///
     /// # Safety
-    /// As [`Whole::read`].
+    /// The same as for [`Whole::read`].
     ///
     /// # Errors
-    /// As [`Whole::read`], and when another rank fails or dies.
+    /// The same as for [`Whole::read`]; also fails when another rank fails or dies.
     pub unsafe fn read_together(
         &self,
         wanted: &[super::whole::Wanted],
@@ -284,15 +287,16 @@ impl Whole {
             let party = &party;
             let (mut readers, mut turns) = (Vec::new(), Vec::new());
             for turn in (me * READERS)..(me * READERS + READERS) {
-                // SAFETY: it takes nothing.
+                // SAFETY: without targets, nothing is copied.
                 let read = move || work(unsafe { party.go(&[turn], of, None) });
                 match std::thread::Builder::new().name("everstep-read".into()).spawn_scoped(scope, read) {
                     Ok(reader) => readers.push(reader),
-                    // Where no thread can be had, this one reads, too.
+                    // If a thread cannot be created, this one reads, too.
                     Err(_) => turns.push(turn),
                 }
             }
-            // SAFETY: the caller keeps the targets writable and lets nobody else use them.
+            // SAFETY: the caller keeps the targets writable and guarantees that no other thread
+            // uses them.
             let taken = self.targets(wanted).and_then(|t| unsafe { party.go(&turns, of, Some(Targets::new(t))) });
             let taken = work(taken);
             let panicked = |_| Err(WholeError::Together("a reader panicked".into()));
@@ -300,11 +304,11 @@ impl Whole {
             results.push(taken);
             results
         });
-        // Whoever has made the window keeps it until all have it open, if only to see that somebody
-        // has failed.
+        // The process that has created the window keeps it until all have opened it, if only to see
+        // that one has failed.
         let joined = || window.map.word(JOINED).load(Ordering::Acquire) >= members.len() as u64;
         party.wait_for_the_living(joined)?;
-        // What was damaged says more than that somebody else has given up.
+        // An error about damage is more helpful than one about a failure of another rank.
         let (good, mut bad): (Vec<_>, Vec<_>) = done.into_iter().partition(Result::is_ok);
         bad.sort_by_key(|r| matches!(r, Err(WholeError::Together(_))));
         if let Some(Err(first)) = bad.into_iter().next() {

@@ -3,12 +3,11 @@
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-/// One number for each dimension; of one or two without memory of their own: a checkpoint of 256
-/// ranks has a quarter of a million parts.
+/// One number for each dimension. One or two of them need no allocation: a checkpoint of 256 ranks
+/// has a quarter of a million parts.
 pub type Dimensions = SmallVec<[u64; 2]>;
 
-/// Which elements of a whole tensor something holds. It holds them without gaps, in the order of
-/// the whole tensor's rows.
+/// Some elements of a whole tensor, without gaps, in the order of the whole tensor's rows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Part {
@@ -36,13 +35,13 @@ pub(super) struct Block {
 }
 
 impl Part {
-    /// All of a tensor.
+    /// Returns the part that is all of a tensor.
     #[must_use]
     pub fn whole(shape: &[u64]) -> Self {
         Part::Block { offsets: smallvec::smallvec![0; shape.len()], sizes: shape.into() }
     }
 
-    /// Number of elements; `None` when there are more than fit into 64 bits.
+    /// Returns the number of elements; `None` when it does not fit into 64 bits.
     #[must_use]
     pub fn elements(&self) -> Option<u64> {
         match self {
@@ -51,7 +50,7 @@ impl Part {
         }
     }
 
-    /// The part lies within a tensor of this shape.
+    /// Returns whether the part lies within a tensor of this shape.
     #[must_use]
     pub fn fits(&self, shape: &[u64]) -> bool {
         let Some(all) = shape.iter().try_fold(1u64, |n, s| n.checked_mul(*s)) else { return false };
@@ -66,7 +65,7 @@ impl Part {
         }
     }
 
-    /// The blocks that make it up; empty ones are left out. The part must fit.
+    /// Returns the blocks of the part, without empty ones. The part must fit.
     pub(super) fn blocks(&self, shape: &[u64]) -> Vec<Block> {
         match self {
             Part::Block { offsets, sizes } if sizes.iter().all(|s| *s > 0) => {
@@ -77,7 +76,8 @@ impl Part {
         }
     }
 
-    /// Its first element in the flattened tensor, and one after its last: where to look for it.
+    /// Returns the part's first element in the flattened tensor, and one after its last. All of its
+    /// elements are in this range.
     pub(super) fn span(&self, shape: &[u64]) -> (u64, u64) {
         match self {
             Part::Flat { first, last } => (*first, *last),
@@ -89,7 +89,7 @@ impl Part {
         }
     }
 
-    /// Where the element at `index` of the whole tensor lies in this part.
+    /// Returns the position of the element at `index` of the whole tensor in this part.
     pub(super) fn place(&self, shape: &[u64], index: &[u64]) -> u64 {
         match self {
             Part::Flat { first, .. } => flat(shape, index.iter().copied()) - first,
@@ -97,8 +97,8 @@ impl Part {
         }
     }
 
-    /// Length of dimension `d` where this part lies in memory: what a block must fill to go on in
-    /// the next row.
+    /// Returns the length of dimension `d` in this part's memory: a block must fill it to continue
+    /// in the next row.
     pub(super) fn row(&self, shape: &[u64], d: usize) -> u64 {
         let all = match self {
             Part::Flat { .. } => shape,
@@ -109,7 +109,7 @@ impl Part {
 }
 
 impl Block {
-    /// What both have.
+    /// Returns the intersection; `None` if it is empty.
     pub(super) fn both(&self, other: &Block) -> Option<Block> {
         let (mut offsets, mut sizes) = (Dimensions::new(), Dimensions::new());
         let mine = self.offsets.iter().zip(&self.sizes);
@@ -124,7 +124,7 @@ impl Block {
         Some(Block { offsets, sizes })
     }
 
-    /// This without `hole`, which lies in it: at most two blocks a dimension.
+    /// Returns this block without `hole`, which lies in it: at most two blocks per dimension.
     pub(super) fn without(&self, hole: &Block) -> Vec<Block> {
         let mut rest = self.clone();
         let mut found = Vec::new();
@@ -146,13 +146,13 @@ impl Block {
     }
 }
 
-/// Position of an element in the flattened tensor.
+/// Returns the position of an element in the flattened tensor.
 pub(super) fn flat(shape: &[u64], index: impl IntoIterator<Item = u64>) -> u64 {
     shape.iter().zip(index).fold(0, |at, (n, i)| at * n + i)
 }
 
-/// A range of the flattened tensor as blocks: the end of a row, whole rows, the beginning of a row,
-/// in each dimension.
+/// Returns a range of the flattened tensor as blocks: the end of a row, whole rows, and the
+/// beginning of a row, in each dimension.
 fn flat_blocks(shape: &[u64], first: u64, last: u64) -> Vec<Block> {
     if first >= last {
         return Vec::new();

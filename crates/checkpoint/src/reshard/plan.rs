@@ -1,76 +1,76 @@
-//! From who holds what to what is read.
+//! Plans what to read, from the parts that each shard has.
 
 use super::part::{Block, Part};
 
-/// A part of a tensor that a shard holds.
+/// A part of a tensor in a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// Which shard.
+    /// Number of the shard.
     pub shard: u32,
     /// Where the part begins in the shard's region, in bytes.
     pub at: u64,
-    /// Which elements.
+    /// Elements of the tensor that the part has.
     pub part: Part,
-    /// In a [`Table`]: the first of them in the flattened tensor.
+    /// In a [`Table`]: the part's first element in the flattened tensor.
     first: u64,
-    /// In a [`Table`]: the last of these and of all parts before.
+    /// In a [`Table`]: one after the last element of this and of all parts before.
     reach: u64,
 }
 
 impl Held {
-    /// `part` lies in `shard`'s region from `at` on.
+    /// Describes a `part` that lies in `shard`'s region from byte `at` on.
     #[must_use]
     pub fn new(shard: u32, at: u64, part: Part) -> Self {
         Held { shard, at, part, first: 0, reach: 0 }
     }
 }
 
-/// Bytes that follow each other where they are and where they go.
+/// Bytes that are contiguous both in a shard and in the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Which shard.
+    /// Number of the shard.
     pub shard: u32,
-    /// From here in its region.
+    /// Offset of the first byte in the shard's region.
     pub at: u64,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
-    /// To here in what is wanted.
+    /// Offset of the first byte in the target.
     pub into: u64,
 }
 
-/// Why something cannot be planned.
+/// Why a read cannot be planned.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// A part that lies outside of its tensor.
     #[error("a part lies outside of its tensor of shape {0:?}: {1:?}")]
     Outside(Vec<u64>, Box<Part>),
-    /// Nobody holds some of it.
+    /// No shard has some of the elements.
     #[error("the checkpoint lacks {elements} of the {wanted} elements needed, from element {first:?} on")]
     Missing {
-        /// of how many
+        /// number of elements needed
         wanted: u64,
-        /// how many nobody holds
+        /// number of elements that no shard has
         elements: u64,
-        /// the first of them
+        /// index of the first missing element
         first: Vec<u64>,
     },
 }
 
-/// Everything that is held of one tensor, ready to be asked.
+/// All parts of one tensor, ordered for look-ups.
 #[derive(Clone, Debug)]
 pub struct Table {
     shape: Vec<u64>,
     element: u64,
-    /// By the first element in the flattened tensor.
+    /// Ordered by the first element in the flattened tensor.
     held: Vec<Held>,
 }
 
 impl Table {
-    /// A tensor of `shape` whose elements are `element` bytes long. Of parts that hold the same the
-    /// first is read.
+    /// Creates the table of a tensor of `shape` whose elements are `element` bytes long. Of several
+    /// parts with the same elements, the first is read.
     ///
     /// # Errors
-    /// When a part lies outside of the tensor.
+    /// Fails when a part lies outside of the tensor.
     pub fn new(shape: &[u64], element: u64, mut held: Vec<Held>) -> Result<Self, PlanError> {
         if let Some(wrong) = held.iter().find(|h| !h.part.fits(shape)) {
             return Err(PlanError::Outside(shape.to_vec(), Box::new(wrong.part.clone())));
@@ -88,15 +88,15 @@ impl Table {
         Ok(Table { shape: shape.to_vec(), element, held })
     }
 
-    /// What a shard holds of it.
+    /// Returns the part of the tensor in a shard, if there is one.
     pub(super) fn held_by(&self, shard: u32) -> Option<&Held> {
         self.held.iter().find(|h| h.shard == shard)
     }
 
-    /// What to read for a part of the tensor, in the order of what is wanted.
+    /// Returns the runs to read for a part of the tensor, in the order of the target.
     ///
     /// # Errors
-    /// When it lies outside of the tensor, or nobody holds all of it.
+    /// Fails when the part lies outside of the tensor, or no shard has some of its elements.
     pub fn plan(&self, wanted: &Part) -> Result<Vec<Run>, PlanError> {
         if !wanted.fits(&self.shape) {
             return Err(PlanError::Outside(self.shape.clone(), Box::new(wanted.clone())));
@@ -134,10 +134,10 @@ impl Table {
         Ok(runs)
     }
 
-    /// The runs of one block that both sides have.
+    /// Appends the runs of one block that is in both parts.
     fn runs(&self, held: &Held, wanted: &Part, block: &Block, runs: &mut Vec<Run>) {
         let shape = &self.shape;
-        // From the last dimension on as long as rows are full on both sides.
+        // Include dimensions from the last one on, as long as rows are full on both sides.
         let (mut length, mut outer) = (1, shape.len());
         while outer > 0 {
             let d = outer - 1;
@@ -156,7 +156,7 @@ impl Table {
                 bytes: length * self.element,
                 into: wanted.place(shape, &index) * self.element,
             });
-            // The next row of the dimensions outside.
+            // Go to the next row of the outer dimensions.
             let mut d = outer;
             loop {
                 if d == 0 {
@@ -176,7 +176,7 @@ impl Table {
     }
 }
 
-/// Neighbours on both sides are one.
+/// Joins runs that are adjacent both in the shard and in the target.
 fn join(runs: &mut Vec<Run>) {
     runs.dedup_by(|next, run| {
         let one = next.shard == run.shard && next.at == run.at + run.bytes && next.into == run.into + run.bytes;
@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(Table::new(&[0, 5], 8, vec![]).unwrap().plan(&Part::whole(&[0, 5])).unwrap(), []);
     }
 
-    /// A tensor of up to four dimensions cut into blocks by a grid, or into flat ranges.
+    /// Generates a tensor of up to four dimensions, cut into blocks by a grid or into flat ranges.
     fn cut() -> impl Strategy<Value = (Vec<u64>, Vec<Part>, Vec<Part>)> {
         let shape = prop::collection::vec(1u64..6, 0..5);
         shape.prop_flat_map(|shape| {
@@ -271,7 +271,7 @@ mod tests {
         })
     }
 
-    /// Elements of a part in its own order, as positions in the flattened tensor.
+    /// Returns the elements of a part in its own order, as positions in the flattened tensor.
     fn elements(shape: &[u64], part: &Part) -> Vec<u64> {
         let all: u64 = shape.iter().product();
         let inside = |n: &u64| match part {

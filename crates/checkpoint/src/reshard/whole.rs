@@ -14,38 +14,38 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Why a checkpoint cannot be seen as one.
+/// Why a checkpoint cannot be read as a whole.
 #[derive(Debug, thiserror::Error)]
 pub enum WholeError {
-    /// Its manifest.
+    /// The manifest cannot be read.
     #[error(transparent)]
     Manifest(#[from] Unreadable),
-    /// One of its shards.
+    /// One of the shards cannot be read.
     #[error(transparent)]
     Shard(#[from] RestoreError),
-    /// Shards that do not belong together.
+    /// The shards do not belong together.
     #[error("{0} has shape {1:?} in one shard and {2:?} in another; the shards are not from the same model")]
     OfTwoModels(String, Vec<u64>, Vec<u64>),
-    /// No such tensor.
+    /// The checkpoint has no such tensor.
     #[error("{0} is not in the checkpoint")]
     Unknown(String),
-    /// Ranks that read together cannot.
+    /// Ranks that read together have failed.
     #[error("{0}")]
     Together(String),
-    /// The memory that they share.
+    /// The memory that the ranks share cannot be used.
     #[error("the memory that ranks of this node share to read a checkpoint: {0}")]
     Window(std::io::Error),
-    /// Memory of another size than the part.
+    /// The memory has another size than the part.
     #[error("{name} has {bytes} bytes in the checkpoint, but room for {room} here")]
     Room {
-        /// the tensor
+        /// name of the tensor
         name: String,
-        /// of the part
+        /// bytes of the part
         bytes: u64,
-        /// of the memory
+        /// bytes of the memory
         room: u64,
     },
-    /// A part of a tensor that is not there.
+    /// A part of a tensor is not in the checkpoint.
     #[error("{0}: {1}")]
     Part(String, PlanError),
 }
@@ -53,34 +53,35 @@ pub enum WholeError {
 /// A tensor of the whole checkpoint.
 #[derive(Debug)]
 pub struct WholeTensor {
-    /// As safetensors calls it.
+    /// safetensors name of the element type.
     pub dtype: String,
-    /// Of the whole.
+    /// Shape of the whole tensor.
     pub shape: Vec<u64>,
-    /// Bytes of an element.
+    /// Length of an element in bytes.
     pub element: u64,
-    /// Ranks held parts of it.
+    /// Whether ranks hold parts of it.
     pub in_parts: bool,
     /// Number of ranks that hold some of it.
     pub holders: usize,
-    /// The first of them.
+    /// Number of the first of these ranks.
     pub first: u32,
     table: Table,
 }
 
 impl WholeTensor {
-    /// What a rank has of it; nothing if that is of another shape or type.
+    /// Returns the part of the tensor that a rank has; `None` if the rank's tensor has another
+    /// shape or type.
     pub(super) fn held_by(&self, rank: u32) -> Option<&Held> {
         self.table.held_by(rank)
     }
 
-    /// As [`Table::plan`].
+    /// Returns the runs to read for a part; see [`Table::plan`].
     pub(super) fn plan(&self, part: &Part) -> Result<Vec<Run>, PlanError> {
         self.table.plan(part)
     }
 }
 
-/// A tensor while the shards are looked through.
+/// A tensor, while the shards are being examined.
 struct Found {
     name: String,
     dtype: String,
@@ -90,27 +91,27 @@ struct Found {
     held: Vec<Held>,
 }
 
-/// All that were found so far.
+/// All tensors that were found so far.
 #[derive(Default)]
 struct Tensors {
     all: Vec<Found>,
-    /// Where each one is, by its name.
+    /// Index of each tensor, by its name.
     by_name: HashMap<String, usize>,
-    /// The lines of the shard before, and where each one's tensor is: ranks of evenly sharded state
+    /// The tensors of the shard before, and the index of each one: ranks of evenly sharded state
     /// have the same ones.
     before: (Arc<[Tensor]>, Vec<usize>),
 }
 
-/// A part of a tensor, and the address of contiguous memory of its size.
+/// A part of a tensor, and the contiguous memory that it is copied to.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// Which tensor.
+    /// Name of the tensor.
     pub name: String,
-    /// Which of its elements.
+    /// Elements that are wanted.
     pub part: Part,
-    /// Where they go.
+    /// Address of the memory.
     pub address: usize,
-    /// Bytes that there is room for: exactly those of the part.
+    /// Length of the memory: exactly the bytes of the part.
     pub bytes: u64,
 }
 
@@ -121,10 +122,10 @@ pub struct Whole {
 }
 
 impl Whole {
-    /// Opens all shards of a published checkpoint; headers and tables are verified.
+    /// Opens all shards of a published checkpoint. Headers and tables are verified.
     ///
     /// # Errors
-    /// When one cannot be read, or they are of different models.
+    /// Fails when one cannot be read, or they are of different models.
     pub fn open(directory: &Path) -> Result<Self, WholeError> {
         let shards = open_shards(directory)?;
         let mut found = Tensors::default();
@@ -140,22 +141,22 @@ impl Whole {
         Ok(Whole { shards, tensors })
     }
 
-    /// One for each rank that wrote it.
+    /// Returns the shards, one for each rank that wrote the checkpoint.
     #[must_use]
     pub fn shards(&self) -> &[Shard] {
         &self.shards
     }
 
-    /// Its tensors, by name.
+    /// Returns the tensors, by name.
     #[must_use]
     pub fn tensors(&self) -> &HashMap<String, WholeTensor> {
         &self.tensors
     }
 
-    /// What to read of which shard, and where it goes.
+    /// Returns what to read of each shard, and the memory it goes to.
     ///
     /// # Errors
-    /// When a tensor is unknown, or no shard has all of a part.
+    /// Fails when a tensor is unknown, or no shard has some elements of a part.
     pub fn plan(&self, wanted: &[Wanted]) -> Result<BTreeMap<u32, Vec<Target>>, WholeError> {
         let mut by_shard: BTreeMap<u32, Vec<Target>> = BTreeMap::new();
         for Wanted { name, part, address, .. } in wanted {
@@ -169,7 +170,8 @@ impl Whole {
         Ok(by_shard)
     }
 
-    /// The same, for memory that has exactly the room for each part.
+    /// Does what [`Whole::plan`] does, and checks that the memory has exactly the size of each
+    /// part.
     pub(super) fn targets(&self, wanted: &[Wanted]) -> Result<BTreeMap<u32, Vec<Target>>, WholeError> {
         for Wanted { name, part, bytes: room, .. } in wanted {
             let element = self.tensors.get(name).ok_or_else(|| WholeError::Unknown(name.clone()))?.element;
@@ -181,42 +183,43 @@ impl Whole {
         self.plan(wanted)
     }
 
-    /// Copies parts of tensors to where they are wanted, every byte verified; beside them, about
-    /// `room` bytes of memory are used.
+    /// Copies parts of tensors to their memory, every byte verified. Buffers take about `room`
+    /// bytes.
     ///
     /// # Safety
-    /// Each address must be writable for the bytes that it says, and nobody else may use it
+    /// Each address must be writable for the number of bytes given, and no other thread may use it
     /// meanwhile.
     ///
     /// # Errors
-    /// As [`Whole::plan`] and [`Shard::load_parts`], and when there is other room than for the
-    /// parts.
+    /// The same as for [`Whole::plan`] and [`Shard::load_parts`]; also fails when the size of the
+    /// memory differs from that of the part.
     pub unsafe fn read(&self, wanted: &[Wanted], threads: usize, room: u64) -> Result<(), WholeError> {
         for (shard, targets) in self.targets(wanted)? {
             let Some(shard) = self.shards.get(shard as usize) else { continue };
             let readers = Readers::within(shard.threads(threads), room);
-            // SAFETY: the caller keeps the targets writable and lets nobody else use them.
+            // SAFETY: the caller keeps the targets writable and guarantees that no other thread
+            // uses them.
             unsafe { shard.load_parts(&targets, readers)? };
         }
         Ok(())
     }
 }
 
-/// Opens every rank's shard of a published checkpoint, headers verified; the manifest is read once.
+/// Opens every rank's shard of a published checkpoint, headers verified. The manifest is read once.
 ///
 /// # Errors
-/// When one cannot be read.
+/// Fails when one cannot be read.
 pub fn open_shards(directory: &Path) -> Result<Vec<Shard>, WholeError> {
     let manifest = read_manifest(directory)?;
     let mut before = Headers::default();
-    // By rank: a manifest may name them in any order.
+    // By rank: a manifest may list them in any order.
     let mut shards: Vec<&ShardFile> = manifest.shards.iter().collect();
     shards.sort_by_key(|s| s.rank);
     shards.into_iter().map(|entry| Ok(Shard::from_file_after(directory, entry, &mut before)?)).collect()
 }
 
 impl Tensors {
-    /// Puts what a shard holds beside what the others do.
+    /// Adds the tensors of a shard to those of the others.
     fn add(&mut self, number: u32, shard: &Shard) -> Result<(), WholeError> {
         let mut places = shard.places().into_iter().flat_map(Places::iter).peekable();
         let mut at = 0;
@@ -243,7 +246,7 @@ impl Tensors {
                 self.all.push(Found { name, dtype, shape, element, in_parts, held: vec![held] });
                 continue;
             };
-            // What is each rank's own has other sizes from rank to rank and is asked for by rank.
+            // A rank's own values may have other sizes in other ranks, and are requested by rank.
             if whole.shape == shape && whole.dtype == tensor.dtype && whole.in_parts == in_parts {
                 whole.held.push(held);
             } else if in_parts || whole.in_parts {

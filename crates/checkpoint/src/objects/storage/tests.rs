@@ -37,14 +37,14 @@ impl Prefix {
         wait(async { self.at.bucket.store.put(&self.at.join(name), bytes.into()).await.map_err(failed) }).unwrap();
     }
 
-    /// A shard that is there, as `generation` would write it.
+    /// Puts a shard as `generation` would write it, and returns its description.
     fn shard(&self, step: u64, generation: u64, purpose: Purpose) -> ShardFile {
         let file = format!("1.{generation}-00ff/rank-0.safetensors");
         self.put(&format!("step-{step}/{file}"), b"0");
         ShardFile { rank: Rank(0), file, bytes: 1, crc: String::new(), purpose, objects: BTreeSet::new() }
     }
 
-    /// The manifest of an automatic checkpoint in branch 1.
+    /// Returns the manifest of an automatic checkpoint in branch 1.
     fn manifest(&self, step: u64, generation: u64, saved_at: u64) -> Manifest {
         Manifest {
             version: VERSION,
@@ -57,14 +57,14 @@ impl Prefix {
         }
     }
 
-    /// Saves a step as a job does.
+    /// Saves a step like a job.
     fn save(&self, step: u64, generation: u64, target: Target) -> PathBuf {
         let purpose = if target == Target::Exactly { Purpose::User } else { Purpose::Recovery };
         let shards = [self.shard(step, generation, purpose)];
         persist::publish(self.path(), &Mark { generation, ..self.mark }, step, &shards, target).unwrap()
     }
 
-    /// The checkpoints that training goes on from, and whether they can be read.
+    /// Returns the checkpoints that training continues from, and whether they can be read.
     fn line(&self) -> Vec<(u64, bool)> {
         persist::line(self.path()).unwrap().into_iter().map(|(step, _, m)| (step, m.is_ok())).collect()
     }
@@ -73,7 +73,7 @@ impl Prefix {
         self.at.publish(&manifest.writer.unwrap(), manifest, Target::Branch, owned)
     }
 
-    /// Looks like the owner that loses the prefix right after its first look.
+    /// Behaves like an owner that loses the prefix right after its first check.
     fn lost_after_a_look(&self) -> impl Fn() -> io::Result<()> {
         || {
             let seen = still_owned(self.path(), &self.mark);
@@ -82,7 +82,7 @@ impl Prefix {
         }
     }
 
-    /// Names and generations of what is published.
+    /// Returns the names and generations of the published checkpoints.
     fn published(&self) -> Vec<(String, u64)> {
         let found = self.at.list().unwrap().into_iter();
         let name = |path: PathBuf| path.file_name().unwrap().to_string_lossy().into_owned();
@@ -90,7 +90,7 @@ impl Prefix {
     }
 }
 
-/// The first look succeeds, the second one fails.
+/// Returns a check that succeeds the first time and fails the second time.
 fn then(fails: impl Fn() -> io::Error) -> impl Fn() -> io::Result<()> {
     let looked = Cell::new(false);
     move || if looked.replace(true) { Err(fails()) } else { Ok(()) }
@@ -131,7 +131,7 @@ fn what_replaced_a_durable_step_stays() {
     let again = prefix.manifest(20, 2, 110);
     prefix.publish(&again, &prefix.lost_after_a_look()).unwrap_err();
     assert_eq!(prefix.published(), [("step-20".into(), 2)]);
-    // Published a second time, it does not pass for new.
+    // Published a second time, it is not treated as new.
     let later = Manifest { saved_at: 120, ..again };
     prefix.publish(&later, &then(|| still_owned(prefix.path(), &prefix.mark).unwrap_err())).unwrap_err();
     assert_eq!(prefix.published(), [("step-20".into(), 2)]);
@@ -197,7 +197,7 @@ fn another_spelling_of_a_url_is_no_copy() {
         assert_eq!(record(), before, "{url}");
     }
     still_owned(prefix.path(), &prefix.mark).unwrap();
-    // What an earlier build recorded.
+    // Recorded by an earlier build.
     let given = |url: &str| String::from_utf8(before.clone()).unwrap().replace("s3://spelled/run", url).into_bytes();
     prefix.at.replace(persist::RUN_FILE, given("s3a://spelled//run")).unwrap();
     assert_eq!(run("s3://spelled/run"), prefix.mark.run);
