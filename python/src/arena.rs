@@ -36,11 +36,11 @@ struct Looked {
 #[pyclass(name = "Arena", frozen)]
 pub struct PyArena {
     slots: Vec<Arc<Slot>>,
-    /// Inodes of their files: another file under the same name is another slot.
+    /// Inodes of the slots' files: another file under the same name is another slot.
     inodes: Vec<u64>,
     looked: Mutex<Looked>,
     label: Label,
-    /// All ranks have the same state: a slot of another rank will do.
+    /// Whether all ranks have the same state, so that a slot of another rank can be used.
     any_rank: bool,
     running: Mutex<Option<Capture>>,
     filling: Mutex<Option<Filling>>,
@@ -76,8 +76,8 @@ impl PyArena {
         })
     }
 
-    /// Reports whether a slot's file was removed, so that nothing could find what is captured from
-    /// now on. Checks one file, in turn, for each [`LOOK_EVERY`] that has passed, or all files if
+    /// Reports whether a slot's file was removed, so that steps captured from now on could not be
+    /// found. Checks one file, in turn, for each [`LOOK_EVERY`] that has passed, or all files if
     /// `all`: in a step of a small state, one check costs as much as copying 100 kB.
     fn lost(&self, all: bool) -> bool {
         let Ok(mut looked) = self.looked.lock() else { return false };
@@ -97,8 +97,8 @@ impl PyArena {
         looked.lost
     }
 
-    /// Maps all pages now, so that the first captures do not pay for it. Returns the address and
-    /// the length in bytes of what each slot has for tensors and index.
+    /// Maps all pages now, so that the first captures do not cause page faults. Returns the address
+    /// and the length in bytes of each slot's memory for tensors and index.
     fn populate(&self, py: Python<'_>) -> PyResult<Vec<(usize, usize)>> {
         py.detach(|| self.slots.iter().for_each(|s| drop(s.populate())));
         let place = |slot: &Arc<Slot>| {
@@ -108,8 +108,8 @@ impl PyArena {
         self.slots.iter().map(place).collect::<Result<_, _>>().map_err(checkpoint)
     }
 
-    /// Steps that this rank could restore, with the generations that captured them, newest first.
-    /// Labels and indexes are verified now, the bytes when they are read.
+    /// Returns the steps that this rank could restore, with the generations that captured them,
+    /// newest first. Labels and indexes are verified now, the bytes when they are read.
     fn held(&self, py: Python<'_>) -> Vec<(u64, u64)> {
         py.detach(|| {
             let label = |s: &Arc<Slot>| s.inspect().ok().map(|(l, _)| l).filter(|l| self.fits(l));
@@ -121,23 +121,24 @@ impl PyArena {
         })
     }
 
-    /// Newest step in these slots that belongs to another directory's checkpoints. It is not used.
+    /// Returns the newest step in these slots that belongs to another directory's checkpoints, and
+    /// is not used.
     fn foreign(&self) -> Option<u64> {
         let labels = self.slots.iter().filter_map(|s| s.label());
         labels.filter(|l| l.run != self.label.run).map(|l| l.step).max()
     }
 
-    /// Opens the slot that holds `step`.
+    /// Opens the slot with `step`.
     fn shard(&self, step: u64) -> PyResult<PyShard> {
         let slot = self.holding(step).ok_or_else(|| checkpoint(format!("step {step} is not in memory any more")))?;
         PyShard::of_own(slot.clone())
     }
 
     /// Starts to capture a step. Returns False when every slot is in use (the step is then
-    /// skipped). `blobs` come behind the tensors of `layout`. With `persist`, the step goes to
-    /// durable storage: 0 for recovery from failures, 1 for an epoch's end, 2 for the user. With
-    /// `background`, the copy may go on while training does; with `compare`, it must then equal the
-    /// state at the time of this call.
+    /// skipped). `blobs` follow the tensors of `layout`. With `persist`, the step goes to durable
+    /// storage: 0 for recovery from failures, 1 for an epoch's end, 2 for the user. With
+    /// `background`, the copy may continue while training does; with `compare`, it must then equal
+    /// the state at the time of this call.
     #[allow(clippy::too_many_arguments)]
     fn capture(
         &self,
@@ -188,8 +189,8 @@ impl PyArena {
         Ok(true)
     }
 
-    /// Completes what [`PyArena::start`] has begun, with `blobs` behind the tensors. Returns False
-    /// if the slot has no room for them.
+    /// Completes a capture that [`PyArena::start`] has begun, with `blobs` behind the tensors.
+    /// Returns False if they do not fit into the slot.
     fn finish(&self, py: Python<'_>, blobs: Vec<(String, PyBackedBytes)>, board: Option<&PyBoard>) -> PyResult<bool> {
         let early = self.early.lock().ok().and_then(|mut e| e.take());
         let board = board.map(|b| b.board.clone());
@@ -200,7 +201,7 @@ impl PyArena {
         }
     }
 
-    /// Gives up what [`PyArena::start`] has begun.
+    /// Abandons a capture that [`PyArena::start`] has begun.
     fn cancel(&self, py: Python<'_>) {
         let early = self.early.lock().ok().and_then(|mut e| e.take());
         py.detach(|| drop(early));
@@ -228,7 +229,7 @@ impl PyArena {
         Ok(Some(place))
     }
 
-    /// Seals the slot that [`PyArena::begin`] has given out, once it is filled.
+    /// Seals the slot that [`PyArena::begin`] has returned, once it is filled.
     fn seal(&self, py: Python<'_>, threads: usize, board: Option<&PyBoard>) -> PyResult<()> {
         let filling = self.filling.lock().ok().and_then(|mut f| f.take());
         let board = board.map(|b| b.board.clone());
@@ -244,7 +245,7 @@ impl PyArena {
         }
     }
 
-    /// Writes the slot that holds `step` as this rank's shard (without an agent).
+    /// Writes the slot with `step` as this rank's shard (without an agent).
     fn write_shard(&self, py: Python<'_>, directory: PathBuf, step: u64, mark: &PyMark) -> PyResult<String> {
         let slot = self.holding(step).ok_or_else(|| checkpoint(format!("there is no snapshot of step {step}")))?;
         let rank = Rank(u32::try_from(self.label.rank).map_err(checkpoint)?);
@@ -276,14 +277,14 @@ impl PyArena {
         label.run == self.label.run && (same || self.any_rank)
     }
 
-    /// The slot with `step`; of several, that of the latest generation.
+    /// Returns the slot with `step`; of several, that of the latest generation.
     fn holding(&self, step: u64) -> Option<&Arc<Slot>> {
         let label = |s: &Arc<Slot>| s.label().filter(|l| l.step == step && self.fits(l));
         let found = self.slots.iter().filter_map(|s| Some((label(s)?.generation, s)));
         found.max_by_key(|(generation, _)| *generation).map(|(_, s)| s)
     }
 
-    /// Begins something in a free slot; `None` when every slot is in use.
+    /// Calls `begin` with a free slot; returns `None` when every slot is in use.
     fn in_free_slot<T>(&self, begin: impl Fn(Arc<Slot>) -> std::io::Result<T>) -> PyResult<Option<T>> {
         loop {
             let Some(slot) = self.free_slot() else { return Ok(None) };
@@ -296,8 +297,8 @@ impl PyArena {
         }
     }
 
-    /// A slot that is not in use: an empty one, else the one with the oldest step, never the newest
-    /// (unless there is only one: what it held is on disk already).
+    /// Returns a slot that is not in use: an empty one, otherwise the one with the oldest step, but
+    /// never the newest (unless there is only one slot, whose step is on disk already).
     fn free_slot(&self) -> Option<Arc<Slot>> {
         let label = |s: &Arc<Slot>| s.label().filter(|l| self.fits(l)).map(|l| (l.generation, l.step));
         let all: Vec<_> = self.slots.iter().map(|s| (label(s), s)).collect();

@@ -44,7 +44,7 @@ pub fn capture(e: std::io::Error) -> PyErr {
     }
 }
 
-/// A shard is damaged, or cannot be read.
+/// Returns the error for a shard that is damaged or cannot be read.
 pub fn damaged(what: String) -> PyErr {
     DamagedError::new_err((what, Vec::<usize>::new()))
 }

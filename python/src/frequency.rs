@@ -7,7 +7,7 @@ use everstep_core::frequency::{Bound as Limit, Costs, choose};
 use pyo3::prelude::*;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Follows what checkpoints cost. Seconds everywhere.
+/// Estimates the cost of checkpoints. All times are in seconds.
 #[pyclass(name = "Rate", frozen)]
 pub struct PyRate {
     rate: Mutex<Rate>,
@@ -28,22 +28,22 @@ fn word(bound: Limit) -> &'static str {
     }
 }
 
-/// What checkpoints were seen to cost, in seconds; `None` where nothing was measured yet.
+/// Measured cost of checkpoints, in seconds; `None` for values that were not measured yet.
 #[pyclass(name = "CheckpointCost", frozen, get_all)]
 pub struct PyCheckpointCost {
-    /// A step without any part of a checkpoint.
+    /// Duration of a step without any part of a checkpoint.
     iteration: Option<f64>,
-    /// What a checkpoint costs the loop.
+    /// Time that a checkpoint costs the loop.
     cost: Option<f64>,
-    /// From the step of a checkpoint until it is written.
+    /// Time from the step of a checkpoint until it is written.
     occupied: Option<f64>,
 }
 
 #[pymethods]
 impl PyRate {
-    /// `budget`: part of the loop's time that checkpoints may cost. `share`: part of the time in
-    /// which they may use storage. `kept`: what [`PyRate::keep`] returned in an earlier life of the
-    /// job.
+    /// Creates the estimate. `budget`: part of the loop's time that checkpoints may cost. `share`:
+    /// part of the time in which they may use storage. `kept`: the result of [`PyRate::keep`] in an
+    /// earlier life of the job.
     #[new]
     #[pyo3(signature = (budget, share, kept=None))]
     fn new(budget: f64, share: f64, kept: Option<&str>) -> Self {
@@ -52,7 +52,7 @@ impl PyRate {
         PyRate { rate: Mutex::new(rate) }
     }
 
-    /// Number of steps of a profile.
+    /// Returns the number of steps of a profile.
     #[staticmethod]
     fn profiled(epoch: Option<u64>) -> u64 {
         Rate::profiled(epoch)
@@ -94,17 +94,17 @@ impl PyRate {
         self.rate().failures(mtbf);
     }
 
-    /// Number of steps until a checkpoint is due, 0 for now; `None` without a profile.
+    /// Returns the number of steps until a checkpoint is due, 0 for now; `None` without a profile.
     fn left(&self) -> Option<u64> {
         self.rate().left()
     }
 
-    /// The interval in steps and what bounds it; `None` without a profile.
+    /// Returns the interval in steps and what bounds it; `None` without a profile.
     fn every(&self) -> Option<(u64, &'static str)> {
         self.rate().every().map(|(every, bound)| (every, word(bound)))
     }
 
-    /// What checkpoints were seen to cost.
+    /// Returns the measured cost of checkpoints.
     fn measured(&self) -> PyCheckpointCost {
         let seen = self.rate().measured();
         PyCheckpointCost { iteration: seen.iteration, cost: seen.cost, occupied: seen.occupied }

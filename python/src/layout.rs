@@ -43,7 +43,7 @@ pub fn tensors(entries: Vec<PyEntry>) -> Vec<Tensor> {
 pub struct PySource {
     address: usize,
     bytes: usize,
-    /// It changes outside the optimizer, so it is copied first.
+    /// Whether it changes outside the optimizer, so that it is copied first.
     eager: bool,
 }
 
@@ -65,7 +65,7 @@ pub struct PyLayout {
 
 #[pymethods]
 impl PyLayout {
-    /// `sources` are in the order of `entries`.
+    /// Describes `entries`, whose memory is `sources` in the same order.
     #[new]
     fn new(entries: Vec<PyEntry>, sources: Vec<PySource>) -> PyResult<Self> {
         let tensors = Described::of(&tensors(entries)).map_err(checkpoint)?;
@@ -77,12 +77,12 @@ impl PyLayout {
 }
 
 impl PyLayout {
-    /// The tensors and their memory.
+    /// Returns the tensors and their memory.
     pub fn tensors(&self) -> (Described, &InOrder) {
         (self.tensors.clone(), &self.in_order)
     }
 
-    /// The tensors and their memory, followed by the values of one step.
+    /// Returns the tensors and their memory, followed by the values of one step.
     pub fn with(&self, blobs: &[(String, PyBackedBytes)]) -> std::io::Result<(Described, Vec<Source>)> {
         let mut tensors = self.tensors.clone();
         tensors.push(&blobs.iter().map(|(name, bytes)| value(name, bytes)).collect::<Vec<_>>())?;
@@ -102,7 +102,7 @@ pub fn value(name: &str, bytes: &[u8]) -> Tensor {
     Tensor { name: name.into(), dtype: "U8".into(), shape: vec![bytes], bytes }
 }
 
-/// Returns what users must know about threads that could not be created; each sentence once.
+/// Returns the message about threads that could not be created for the user; each message once.
 #[pyfunction]
 fn thread_trouble() -> Option<String> {
     copiers::take_trouble()

@@ -1,5 +1,5 @@
-//! The native half of the Python package: what must be fast or shared with other processes.
-//! It decides nothing; every module works without an agent.
+//! The native half of the Python package: code that must be fast or shared with other processes. It
+//! makes no decisions; every module works without an agent.
 
 mod arena;
 mod error;

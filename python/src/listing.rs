@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 #[pyclass(name = "ListedCheckpoint", frozen, get_all)]
 pub struct PyListedCheckpoint {
     step: u64,
-    /// Its own directory.
+    /// Path of the checkpoint's own directory.
     path: OsString,
     /// Number of ranks that wrote it; `None` if it cannot be read.
     world_size: Option<u32>,
-    /// What is wrong with it; `None` if it is complete.
+    /// Why it cannot be read; `None` if it is complete.
     wrong: Option<String>,
 }
 

@@ -46,7 +46,7 @@ impl PyClaim {
         Ok(PyClaim { epoch: claim.epoch(), claim: Mutex::new(Some(claim)) })
     }
 
-    /// Number of this ownership.
+    /// Returns the number of this ownership.
     #[getter]
     fn epoch(&self) -> u64 {
         self.epoch
@@ -60,7 +60,7 @@ impl PyClaim {
     }
 }
 
-/// Returns the directory's run id, drawn now if it has none.
+/// Returns the directory's run id, and draws one if there is none.
 #[pyfunction]
 fn run_id(py: Python<'_>, directory: PathBuf) -> PyResult<String> {
     let run = py.detach(|| persist::run_id(&directory));

@@ -17,7 +17,7 @@ fn entries(dict: &Bound<'_, PyDict>) -> Entries {
     dict.iter().map(|(key, value)| (key.unbind(), value.unbind())).collect()
 }
 
-/// Whether both are numbers or strings, equal and of the same type.
+/// Returns whether both are numbers or strings, equal and of the same type.
 fn same_value(seen: &Bound<'_, PyAny>, known: &Py<PyAny>) -> PyResult<bool> {
     let known = known.bind(seen.py());
     if let (Ok(seen), Ok(known)) = (seen.cast_exact::<PyFloat>(), known.cast_exact::<PyFloat>()) {
@@ -42,7 +42,9 @@ fn same(dict: &Bound<'_, PyDict>, known: &Entries) -> PyResult<bool> {
             return Ok(false);
         }
         if value != known_value.as_ptr() {
-            // SAFETY: borrowed from the dict, as above; from here on there is a reference to it.
+            // SAFETY: `PyDict_Next` has returned a valid reference borrowed from the dict, which
+            // nothing has changed since; the GIL is held. From here on there is a reference to the
+            // value.
             let value = unsafe { Bound::from_borrowed_ptr(dict.py(), value) };
             if !same_value(&value, known_value)? {
                 return Ok(false);
@@ -56,12 +58,12 @@ fn within<'py>(owner: &Bound<'py, PyDict>, name: &Bound<'py, PyString>) -> PyRes
     owner.get_item(name)?.ok_or_else(|| PyKeyError::new_err("a member is missing"))
 }
 
-/// What some dicts contained.
+/// The entries of some dicts at one time.
 #[pyclass(name = "Members", frozen)]
 pub struct PyMembers {
     dicts: Vec<(Py<PyDict>, Entries)>,
     owners: Vec<Py<PyDict>>,
-    /// Names of dicts in each owner, and what they contained.
+    /// Names of dicts in each owner, and their entries.
     held: Vec<(Py<PyString>, Vec<Entries>)>,
     /// Names of collections in each owner that must be empty.
     empty: Vec<Py<PyString>>,
@@ -90,7 +92,8 @@ impl PyMembers {
         })
     }
 
-    /// Reports whether nothing was added, removed or replaced since, and what must be empty is.
+    /// Reports whether no entry was added, removed or replaced since, and the collections that must
+    /// be empty are.
     fn same(&self, py: Python<'_>) -> PyResult<bool> {
         for (dict, known) in &self.dicts {
             if !same(dict.bind(py), known)? {

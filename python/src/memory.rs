@@ -25,7 +25,8 @@ struct Seen {
 
 #[pymethods]
 impl PyWatchedMemory {
-    /// The Python half keeps the blocks, as (address, bytes), alive as long as this object.
+    /// Creates the watch. The Python half keeps the blocks, as (address, bytes), alive as long as
+    /// this object.
     #[new]
     fn new(blocks: Vec<(usize, usize)>) -> PyResult<Self> {
         if blocks.iter().any(|(address, bytes)| !address.is_multiple_of(WORD) || !bytes.is_multiple_of(WORD)) {

@@ -12,13 +12,13 @@ use std::time::Duration;
 
 struct State {
     profiler: Profiler,
-    /// Collectives under way.
+    /// Number of collectives in progress.
     under_way: u32,
     /// When the last one ended, or the iteration began; monotonic nanoseconds.
     idle_since: u64,
     began: u64,
     idle: Vec<Duration>,
-    /// The current iteration was observed from its beginning.
+    /// Whether the current iteration was observed from its beginning.
     whole: bool,
     open: bool,
 }
@@ -67,8 +67,8 @@ impl PyNetworkWatch {
 
 #[pymethods]
 impl PyNetworkWatch {
-    /// `path`: where the profile is kept for the next worker of this rank, with the same number of
-    /// ranks.
+    /// Creates the watch. At `path`, the profile is kept for the next worker of this rank, with the
+    /// same number of ranks.
     #[new]
     fn new(board: &PyBoard, path: PathBuf, world_size: u64) -> Self {
         let kept: Option<Kept> = std::fs::read(&path).ok().and_then(|json| serde_json::from_slice(&json).ok());
@@ -140,7 +140,7 @@ impl PyNetworkWatch {
         }
     }
 
-    /// With `open`, copies are sent at any time; without, in the idle spans.
+    /// Sets whether copies are sent at any time (`open`) or in the idle spans.
     fn set_open(&self, open: bool) {
         let mut state = self.state();
         state.open = open;
@@ -148,7 +148,8 @@ impl PyNetworkWatch {
         self.show(&state);
     }
 
-    /// The profile: seconds of an iteration, and of each idle span; `None` until there is one.
+    /// Returns the profile: seconds of an iteration, and of each idle span; `None` until there is
+    /// one.
     fn profile(&self) -> Option<(f64, Vec<f64>)> {
         let state = self.state();
         state.profiler.profile().map(|p| (p.length.as_secs_f64(), p.idle.iter().map(Duration::as_secs_f64).collect()))

@@ -1,7 +1,7 @@
 //! Plain values as typed msgpack: numbers, strings, bytes, and lists, tuples and dicts of them.
 //!
-//! Byte for byte what `everstep/encoding.py` writes for them. That describes the format and encodes
-//! everything; this module takes from it the part that each step's snapshot consists of
+//! The bytes are those that `everstep/encoding.py` writes for them. That describes the format and
+//! encodes everything; this module takes from it the part that each step's snapshot consists of
 //! (schedulers, groups of parameters, random generators), where Python's own encoder costs more
 //! than copying a small model.
 
@@ -18,7 +18,7 @@ const MARK: u8 = 0xc1;
 const TUPLE: u8 = 1;
 /// The key of a group's parameters.
 const PARAMETERS: &str = "params";
-/// Deeper ones are left to Python, which knows the limit and names the place.
+/// Maximum nesting. Deeper values are left to Python, which knows the limit and reports the place.
 const NESTING_MAX: usize = 32;
 
 struct Encoder {
@@ -30,7 +30,7 @@ struct Encoder {
 }
 
 impl Encoder {
-    /// `None`: it is not plain.
+    /// Writes a plain value; returns `None` if it is not plain.
     fn value(&mut self, value: &Bound<'_, PyAny>) -> Option<()> {
         if value.is_none() {
             return encode::write_nil(&mut self.bytes).ok();
@@ -65,7 +65,8 @@ impl Encoder {
         }
     }
 
-    /// Of numbers only: any other has an identity to keep.
+    /// Writes a tuple of numbers; returns `None` for any other tuple, whose values have an identity
+    /// to keep.
     fn tuple(&mut self, tuple: &Bound<'_, PyTuple>) -> Option<()> {
         encode::write_map_len(&mut self.bytes, 1).ok()?;
         encode::write_uint(&mut self.bytes, u64::from(TUPLE)).ok()?;
@@ -83,7 +84,8 @@ impl Encoder {
         Some(())
     }
 
-    /// As [`Encoder::value`] would write a list of the groups' dicts whose last key is `params`.
+    /// Writes the groups as [`Encoder::value`] would write a list of their dicts with `params` as
+    /// the last key.
     fn groups(&mut self, groups: &Bound<'_, PyList>, names: &[PyBackedBytes]) -> Option<()> {
         encode::write_array_len(&mut self.bytes, u32::try_from(names.len()).ok()?).ok()?;
         if groups.len() != names.len() {

@@ -20,13 +20,13 @@ pub struct PyWholeTensor {
     name: String,
     dtype: String,
     shape: Vec<u64>,
-    /// Bytes of an element.
+    /// Length of an element in bytes.
     element: u64,
-    /// The shards contain parts of it.
+    /// Whether the shards contain parts of it.
     in_parts: bool,
     /// Number of ranks that have some of it.
     holders: usize,
-    /// The first of those ranks.
+    /// Number of the first of those ranks.
     first: u32,
 }
 
@@ -35,14 +35,14 @@ pub struct PyWholeTensor {
 #[derive(Clone)]
 pub struct PyWantedPart {
     name: String,
-    /// Of a block its offsets, of a range its first element.
+    /// Offsets of a block, or the first element of a range.
     offsets: Vec<u64>,
-    /// Of a block its sizes, of a range its number of elements.
+    /// Sizes of a block, or the number of elements of a range.
     sizes: Vec<u64>,
-    /// It is a range of the flattened tensor.
+    /// Whether it is a range of the flattened tensor.
     flat: bool,
     address: usize,
-    /// Bytes of that memory.
+    /// Length of that memory in bytes.
     room: u64,
 }
 
@@ -61,7 +61,7 @@ impl PyWantedPart {
 pub struct PyChunkSpan {
     shard: u32,
     first: usize,
-    /// One after the last.
+    /// One after the last chunk.
     end: usize,
 }
 
@@ -96,7 +96,7 @@ fn wanted(parts: Vec<PyWantedPart>) -> Vec<Wanted> {
 fn error(e: WholeError) -> PyErr {
     match e {
         WholeError::Shard(e) => restore(e),
-        // Some rank of this node found bytes that are not those that were written.
+        // A rank of this node has found bytes that differ from those that were written.
         WholeError::Together(what) => damaged(what),
         e @ (WholeError::Part(..) | WholeError::Room { .. }) => damaged(e.to_string()),
         e => checkpoint(e),
@@ -105,19 +105,19 @@ fn error(e: WholeError) -> PyErr {
 
 #[pymethods]
 impl PyWholeCheckpoint {
-    /// Opens all shards of a published checkpoint; headers and tables are verified.
+    /// Opens all shards of a published checkpoint. Headers and tables are verified.
     #[new]
     fn open(py: Python<'_>, directory: PathBuf) -> PyResult<Self> {
         py.detach(|| Whole::open(&directory)).map(PyWholeCheckpoint).map_err(error)
     }
 
-    /// Number of ranks that wrote it.
+    /// Returns the number of ranks that wrote the checkpoint.
     #[getter]
     fn world_size(&self) -> usize {
         self.0.shards().len()
     }
 
-    /// Its tensors as a whole.
+    /// Returns the tensors of the whole checkpoint.
     fn tensors(&self) -> Vec<PyWholeTensor> {
         let tensor = |(name, t): (&String, &whole::WholeTensor)| PyWholeTensor {
             name: name.clone(),
@@ -131,19 +131,19 @@ impl PyWholeCheckpoint {
         self.0.tensors().iter().map(tensor).collect()
     }
 
-    /// Names of the tensors of one rank's shard.
+    /// Returns the names of the tensors of one rank's shard.
     fn names(&self, rank: usize) -> Vec<String> {
         let shard = self.0.shards().get(rank);
         shard.into_iter().flat_map(|s| s.index().tensors().iter().map(|t| t.name.clone())).collect()
     }
 
-    /// Bytes of one tensor of one rank's shard.
+    /// Returns the bytes of one tensor of one rank's shard.
     fn bytes(&self, py: Python<'_>, rank: usize, name: &str) -> PyResult<Vec<u8>> {
         let shard = self.0.shards().get(rank).ok_or_else(|| checkpoint(format!("there is no rank {rank}")))?;
         bytes_of(py, shard, name)
     }
 
-    /// Returns what reading these parts would read: (number of runs, bytes).
+    /// Returns the cost of reading these parts: (number of runs, bytes).
     fn plan(&self, parts: Vec<PyWantedPart>) -> PyResult<(usize, u64)> {
         let plan = self.0.plan(&wanted(parts)).map_err(error)?;
         let runs = plan.values().flatten();
@@ -174,32 +174,36 @@ impl PyWholeCheckpoint {
         };
         let (wanted, members): (_, Vec<Member>) = (wanted(parts), members.into_iter().map(member).collect());
         let window = Window::open(&window).map_err(|e| error(WholeError::Window(e)))?;
-        // SAFETY: the Python half passes live, contiguous memory of exactly these sizes.
+        // SAFETY: the Python half passes contiguous memory of exactly these sizes, which it keeps
+        // alive and does not use during the call.
         py.detach(|| unsafe { self.0.read_together(&wanted, &members, me, &window) }).map_err(error)
     }
 
-    /// Returns those of these tensors of which a rank has other values than the whole, at most
+    /// Returns the tensors in `names` of which `rank` has other values than the whole, at most
     /// `most`, each with the rank that the whole has them from.
     fn differences(&self, py: Python<'_>, rank: u32, names: Vec<String>, most: usize) -> PyResult<Vec<(String, u32)>> {
         let found = py.detach(|| self.0.differences(rank, &names, most)).map_err(error)?;
         Ok(found.into_iter().map(|Difference { name, rank }| (name, rank)).collect())
     }
 
-    /// Copies tensors of one rank's shard, and reads and verifies only what holds some of them.
+    /// Copies tensors of one rank's shard. Reads and verifies only the chunks that contain some of
+    /// them.
     fn copy_of(&self, py: Python<'_>, rank: usize, targets: Vec<PyTarget>) -> PyResult<()> {
         let shard = self.0.shards().get(rank).ok_or_else(|| checkpoint(format!("there is no rank {rank}")))?;
         let largest = targets.iter().map(|t| t.bytes as u64).max().unwrap_or(0);
         let targets: Vec<_> = targets.into_iter().map(|t| (t.name, t.address, t.bytes)).collect();
         let targets = shard.targets(&targets).map_err(|e| damaged(e.to_string()))?;
         let readers = Readers::within(shard.threads(THREADS), largest);
-        // SAFETY: the Python half passes live, contiguous tensors of exactly these lengths.
+        // SAFETY: the Python half passes contiguous tensors of exactly these lengths, which it
+        // keeps alive and does not use during the call.
         py.detach(|| unsafe { shard.load_parts(&targets, readers) }).map_err(restore)
     }
 
     /// Copies parts of tensors, every byte verified, with about `room` bytes of additional memory.
     fn read(&self, py: Python<'_>, parts: Vec<PyWantedPart>, threads: usize, room: u64) -> PyResult<()> {
         let wanted = wanted(parts);
-        // SAFETY: the Python half passes live, contiguous memory of exactly these sizes.
+        // SAFETY: the Python half passes contiguous memory of exactly these sizes, which it keeps
+        // alive and does not use during the call.
         py.detach(|| unsafe { self.0.read(&wanted, threads, room) }).map_err(error)
     }
 }
@@ -211,8 +215,8 @@ fn open_shards(py: Python<'_>, checkpoint_directory: PathBuf) -> PyResult<Vec<Py
     Ok(shards.into_iter().map(PyShard::from).collect())
 }
 
-/// Returns the bytes of memory that the ranks of a node need to read together, for `data` bytes at
-/// a time.
+/// Returns the number of bytes of memory that the ranks of a node need to read together, for `data`
+/// bytes at a time.
 #[pyfunction]
 fn window_bytes(data: u64) -> u64 {
     Window::bytes(data)

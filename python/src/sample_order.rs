@@ -24,7 +24,8 @@ impl PyOrder {
         Ok(PyOrder { order: Order::new(n, seed, epoch, shuffle) })
     }
 
-    /// Samples at `count` positions from `first` on, each `stride` after the one before.
+    /// Returns the samples at `count` positions from `first` on, each `stride` after the one
+    /// before.
     fn samples(&self, first: u64, count: u64, stride: u64) -> PyResult<Vec<u64>> {
         let last = count.checked_sub(1).and_then(|c| c.checked_mul(stride)).and_then(|d| d.checked_add(first));
         if count > 0 && last.is_none_or(|l| l >= self.order.size()) {
@@ -33,17 +34,17 @@ impl PyOrder {
         Ok((0..count).map(|i| self.order.sample(first + i * stride)).collect())
     }
 
-    /// Hash of the samples at positions `first..last`.
+    /// Returns the hash of the samples at positions `first..last`.
     fn hash_range(&self, py: Python<'_>, first: u64, last: u64) -> (u64, u64) {
         pair(py.detach(|| self.order.hash_range(first, last.min(self.order.size()))))
     }
 
-    /// Hash of these samples.
+    /// Returns the hash of these samples.
     fn hash_of(&self, samples: Vec<u64>) -> (u64, u64) {
         pair(samples.into_iter().fold(Exactly::default(), |all, s| all.with(self.order.hash(s))))
     }
 
-    /// Hash of an epoch in which every sample was used exactly once.
+    /// Returns the hash of an epoch in which every sample was used exactly once.
     fn hash_of_all(&self, py: Python<'_>) -> (u64, u64) {
         pair(py.detach(|| self.order.hash_of_all()))
     }

@@ -43,12 +43,12 @@ pub struct PyBlock {
     name: String,
     /// Shape of the tensor in the shard.
     shape: Vec<u64>,
-    /// Bytes of an element.
+    /// Length of an element in bytes.
     element: u64,
     offsets: Vec<u64>,
     sizes: Vec<u64>,
     address: usize,
-    /// Bytes of that memory.
+    /// Length of that memory in bytes.
     room: u64,
 }
 
@@ -68,14 +68,14 @@ impl PyBlock {
     }
 }
 
-/// Which durable checkpoints stay.
+/// Which durable checkpoints are kept.
 #[pyclass(name = "Retention", frozen, get_all)]
 pub struct PyRetention {
-    /// Number of the newest ones.
+    /// Number of the newest checkpoints to keep.
     pub last: usize,
-    /// Seconds: the first one of each such span stays; 0 for none.
+    /// Span in seconds: the first checkpoint of each such span is kept; 0 for none.
     pub every: u64,
-    /// Those of the ends of epochs.
+    /// Whether checkpoints at the ends of epochs are kept.
     pub epochs: bool,
 }
 
@@ -112,38 +112,39 @@ impl PyShard {
         // SAFETY: this worker writes to its slots only when it captures, and the Python half has
         // finished with a shard before that. The agent writes to them only to bring a shard that a
         // worker waits for, into a slot that has no pin, and to repair damage while this worker
-        // waits for that. Before the agent named the step, it pinned the slot; the pin is released
-        // when all nodes hold a later step, which this worker has captured by then.
+        // waits for the repair. Before the agent named the step, it pinned the slot; the pin is
+        // released when all nodes have a later step, which this worker has captured by then.
         Ok(unsafe { Shard::from_still_slot(slot) }.map_err(checkpoint)?.0.into())
     }
 }
 
 #[pymethods]
 impl PyShard {
-    /// The file that it is in.
+    /// Returns the path of the shard's file.
     #[getter]
     fn path(&self) -> &str {
         self.shard.path()
     }
 
-    /// Names, dtypes, shapes and lengths, in the order of the bytes.
+    /// Returns names, dtypes, shapes and lengths, in the order of the bytes.
     fn entries(&self) -> Vec<PyEntry> {
         self.shard.index().tensors().iter().map(PyEntry::from).collect()
     }
 
-    /// Where its tensors belong according to its header: the numbers of
+    /// Returns where its tensors belong according to its header: the numbers of
     /// `everstep.tensor_places.Parts`.
     fn places(&self) -> Option<Vec<u64>> {
         self.shard.places().map(|p| p.words().to_vec())
     }
 
     /// Copies tensors in one pass over the whole shard, interpreter released. With `verify=False`
-    /// the bytes are taken as they are.
+    /// the bytes are not verified.
     #[pyo3(signature = (targets, threads=2, verify=true))]
     fn copy_to(&self, py: Python<'_>, targets: Vec<PyTarget>, threads: usize, verify: bool) -> PyResult<()> {
         let targets: Vec<_> = targets.into_iter().map(|t| (t.name, t.address, t.bytes)).collect();
         let targets = self.shard.targets(&targets).map_err(|e| damaged(e.to_string()))?;
-        // SAFETY: the Python half passes live, contiguous tensors of exactly these lengths.
+        // SAFETY: the Python half passes contiguous tensors of exactly these lengths, which it
+        // keeps alive and does not use during the call.
         py.detach(|| unsafe { self.shard.load(&targets, threads, verify) }).map_err(restore)
     }
 
@@ -175,7 +176,8 @@ impl PyShard {
             let target = |r: Run| Target { offset: r.at, bytes: r.bytes, address: address + r.into as usize };
             targets.extend(runs.into_iter().map(target));
         }
-        // SAFETY: the Python half passes live, contiguous memory of exactly these sizes.
+        // SAFETY: the Python half passes contiguous memory of exactly these sizes, which it keeps
+        // alive and does not use during the call.
         py.detach(|| unsafe { self.shard.load_parts(&targets, Readers::within(threads, largest)) }).map_err(restore)
     }
 
@@ -185,13 +187,13 @@ impl PyShard {
         py.detach(|| self.shard.verify(threads)).map_err(restore)
     }
 
-    /// Bytes of one tensor.
+    /// Returns the bytes of one tensor.
     fn bytes(&self, py: Python<'_>, name: &str) -> PyResult<Vec<u8>> {
         bytes_of(py, &self.shard, name)
     }
 }
 
-/// Bytes of one tensor of a shard.
+/// Returns the bytes of one tensor of a shard.
 pub fn bytes_of(py: Python<'_>, shard: &Shard, name: &str) -> PyResult<Vec<u8>> {
     let places = shard.index().offsets();
     let (offset, tensor) = places.get(name).ok_or_else(|| checkpoint(format!("{name} is not in the checkpoint")))?;
@@ -211,7 +213,7 @@ fn reserve_slot(path: PathBuf, bytes: u64) -> PyResult<()> {
     Slot::reserve(&path, bytes).map(drop).map_err(checkpoint)
 }
 
-/// Bytes that a slot needs.
+/// Returns the number of bytes that a slot needs for a region and an index of these lengths.
 #[pyfunction]
 fn bytes_per_slot(region: u64, index: u64) -> u64 {
     slot_bytes(region, index)
@@ -228,14 +230,15 @@ fn open_shard(py: Python<'_>, checkpoint_directory: PathBuf, rank: u32) -> PyRes
     Ok(shard.into())
 }
 
-/// Names of the objects whose state is in a published checkpoint; none if it does not name any.
+/// Returns the names of the objects whose state is in a published checkpoint; empty if it does not
+/// list any.
 #[pyfunction]
 fn objects_in(py: Python<'_>, checkpoint_directory: PathBuf) -> PyResult<BTreeSet<String>> {
     let manifest = py.detach(|| persist::read_manifest(&checkpoint_directory)).map_err(checkpoint)?;
     Ok(manifest.objects())
 }
 
-/// Publishes a checkpoint without an agent and deletes those that `keep` does not name. `shards`
+/// Publishes a checkpoint without an agent and deletes those that `keep` does not cover. `shards`
 /// are JSON from `write_shard`. Returns the directory of the checkpoint.
 #[pyfunction]
 fn publish(
@@ -270,7 +273,7 @@ fn publish_noted(
     let (mark, policy) = (&mark.mark, keep.policy());
     let done = py.detach(|| {
         let to = persist::publish_noted(&directory, mark, step, world_size, persist::Target::Branch)?;
-        // What is published is durable, whatever becomes of older ones.
+        // A published checkpoint is durable, even if older ones cannot be deleted.
         Ok((to.display().to_string(), pruned(&directory, mark, policy).err().map(|e| e.to_string())))
     });
     done.map_err(|e| unpublished(&directory, &e))

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 /// Interval at which a waiting request runs Python's signal handlers.
 const SIGNALS: Duration = Duration::from_millis(100);
-/// Longest wait for the slots of a new worker: what is being fetched for its predecessor stops
-/// within a moment, but memory that is being populated does not.
+/// Longest wait for the slots of a new worker: a fetch for its predecessor stops within a moment,
+/// but memory that is being populated does not.
 const SLOTS_TIMEOUT_S: f64 = 30.0;
 
 /// The agent of this node.
@@ -29,7 +29,7 @@ pub struct PyAgent {
     /// Connections without a request in progress. A request that waits has a connection of its own,
     /// because another thread or a signal handler may send a request meanwhile.
     idle: Mutex<Vec<UnixStream>>,
-    /// The process that asks.
+    /// The process that sends the requests.
     worker: WorkerId,
 }
 
@@ -57,7 +57,7 @@ fn run_id(text: &str) -> PyResult<RunId> {
 #[derive(Clone, Copy)]
 pub struct PyOffer {
     step: u64,
-    /// From memory; else from durable storage.
+    /// Whether it is in memory; otherwise it is on durable storage.
     in_memory: bool,
     /// Generation that captured it.
     generation: u64,
@@ -75,9 +75,9 @@ impl PyOffer {
 #[pyclass(name = "Choice", frozen, get_all)]
 pub struct PyChoice {
     step: u64,
-    /// Where this rank restores it from.
+    /// Name of the tier from which this rank restores it.
     tier: &'static str,
-    /// Slot that the agent has fetched it into, if it has.
+    /// Path of the slot that the agent has fetched it into, if it has.
     path: Option<OsString>,
 }
 
@@ -187,8 +187,8 @@ impl PyAgent {
         self.ask(py, Ask::RestoreFailed(Unreadable { step: Step(step), tier }), Some(5.0)).map(|_| ())
     }
 
-    /// Reports that this worker seals steps in memory, and what other nodes are to store of them
-    /// (see `Redundancy` in the core).
+    /// Reports that this worker seals steps in memory, and how other nodes store them (see
+    /// `Redundancy` in the core).
     fn replicate(&self, py: Python<'_>, run: String, replicas: u32, data: u32, shared: bool) -> PyResult<()> {
         let wish = Redundancy { replicas, data, shared };
         self.ask(py, Ask::Replicas { run, wish }, Some(SLOTS_TIMEOUT_S)).map(|_| ())
@@ -199,7 +199,7 @@ impl PyAgent {
         self.ask(py, Ask::AwaitDurable(Step(step)), timeout).map(|_| ())
     }
 
-    /// Sets where sealed slots are persisted to. Returns in which ownership of the directory.
+    /// Sets the directory to which sealed slots are persisted. Returns the epoch of its ownership.
     #[allow(clippy::too_many_arguments)]
     fn persist_to(
         &self,

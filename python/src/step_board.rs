@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 /// Interval between two attempts to take the interpreter lock.
 const PULSE: Duration = Duration::from_millis(200);
-/// A thread that runs Python gives up the lock after 5 ms (`sys.getswitchinterval`); a thread in C
-/// code has given it up already.
+/// Longest wait for a lock that is free. A thread that runs Python gives up the lock after 5 ms
+/// (`sys.getswitchinterval`); a thread in C code has given it up already.
 const AT_ONCE: Duration = Duration::from_millis(2);
-/// Frames of the main thread that distinguish one place from another.
+/// Number of frames of the main thread that distinguish one place from another.
 const FRAMES: usize = 24;
 
 /// One worker's page of atomics. Reads and writes are plain loads and stores.
@@ -36,7 +36,7 @@ impl PyBoard {
         self.board.get(word) != 0
     }
 
-    /// A step from a word that contains it plus 1; `None` for 0.
+    /// Returns the step from a word that contains it plus 1; `None` for 0.
     fn step_in(&self, word: Word) -> Option<u64> {
         self.board.get(word).checked_sub(1)
     }
@@ -49,8 +49,8 @@ impl PyBoard {
         Ok(PyBoard { board: Arc::new(Board::open(&path).map_err(checkpoint)?) })
     }
 
-    /// Makes this process the worker that the board belongs to. Returns False if another process
-    /// is, and is alive.
+    /// Makes this process the worker that the board belongs to. Returns False if another process is
+    /// the worker, and is alive.
     fn claim(&self) -> bool {
         self.board.claim()
     }
@@ -60,13 +60,13 @@ impl PyBoard {
         self.board.is_mine()
     }
 
-    /// Generation of the worker that the board was made for.
+    /// Returns the generation of the worker that the board was made for.
     #[getter]
     fn generation(&self) -> u64 {
         self.board.get(Word::Generation)
     }
 
-    /// Number of steps completed.
+    /// Returns the number of completed steps.
     #[getter]
     fn step(&self) -> u64 {
         self.board.get(Word::Step)
@@ -77,7 +77,7 @@ impl PyBoard {
         self.board.set(Word::Step, step);
     }
 
-    /// Step that training continued from; 0 for a fresh start.
+    /// Returns the step that training continued from; 0 for a fresh start.
     #[getter]
     fn restored(&self) -> u64 {
         self.board.get(Word::Restored)
@@ -88,8 +88,8 @@ impl PyBoard {
         self.board.set(Word::Restored, step);
     }
 
-    /// Whether `step` and `restored` are the training's own numbers, or counted since the process
-    /// started.
+    /// Returns whether `step` and `restored` are the training's own numbers. Otherwise they are
+    /// counted since the process started.
     #[getter]
     fn numbered(&self) -> bool {
         self.flag(Word::Numbered)
@@ -100,7 +100,7 @@ impl PyBoard {
         self.board.set(Word::Numbered, numbered.into());
     }
 
-    /// Number of steps that the script is to complete in all; 0 if it is not known.
+    /// Returns the total number of steps that the script is to complete; 0 if unknown.
     #[getter]
     fn total(&self) -> u64 {
         self.board.get(Word::Total)
@@ -111,8 +111,8 @@ impl PyBoard {
         self.board.set(Word::Total, total);
     }
 
-    /// Number of this rank's role: ranks with the same parameters have the same one. 0 if it is not
-    /// known.
+    /// Returns the number of this rank's role: ranks with the same parameters have the same one. 0
+    /// if unknown.
     #[getter]
     fn role(&self) -> u64 {
         self.board.get(Word::Role)
@@ -123,7 +123,7 @@ impl PyBoard {
         self.board.set(Word::Role, role);
     }
 
-    /// Whether steps are observed from outside because the script does not report them.
+    /// Returns whether steps are observed from outside because the script does not report them.
     #[getter]
     fn zero_line(&self) -> bool {
         self.flag(Word::ZeroLine)
@@ -134,7 +134,7 @@ impl PyBoard {
         self.board.set(Word::ZeroLine, zero_line.into());
     }
 
-    /// Whether the loop waits for the copies of its newest step.
+    /// Returns whether the loop waits for the copies of its newest step.
     #[getter]
     fn awaits_copies(&self) -> bool {
         self.flag(Word::AwaitsCopies)
@@ -145,7 +145,7 @@ impl PyBoard {
         self.board.set(Word::AwaitsCopies, awaits.into());
     }
 
-    /// Whether only one part of a copy is sent at a time, for measurements.
+    /// Returns whether only one part of a copy is sent at a time, for measurements.
     #[getter]
     fn one_buffer(&self) -> bool {
         self.flag(Word::OneBuffer)
@@ -161,7 +161,7 @@ impl PyBoard {
         self.board.set(Word::Attached, 1);
     }
 
-    /// Records that the worker writes its stacks when it is asked to.
+    /// Records that the worker writes its stacks on request.
     fn offer_stacks(&self) {
         self.board.set(Word::Stacks, 1);
     }
@@ -255,43 +255,47 @@ impl PyBoard {
         b.add(Word::Beats, 1);
     }
 
-    /// From the agent: whether the job is stopping.
+    /// Returns whether the job is stopping, as the agent has announced.
     #[getter]
     fn stop_requested(&self) -> bool {
         self.flag(Word::StopRequested)
     }
 
-    /// From the agent: the last step of a job that is stopping; `None` if any step may be the last.
+    /// Returns the last step of a job that is stopping, as announced by the agent; `None` if any
+    /// step may be the last.
     #[getter]
     fn stop_at(&self) -> Option<u64> {
         self.step_in(Word::StopAt)
     }
 
-    /// From the agent: the step after which to wait for the next world; `None` to go on.
+    /// Returns the step after which to wait for the next world, as announced by the agent; `None`
+    /// to continue.
     #[getter]
     fn hold_at(&self) -> Option<u64> {
         self.step_in(Word::HoldAt)
     }
 
-    /// From the agent: the next step to make durable; `None` if none was announced.
+    /// Returns the next step to make durable, as announced by the agent; `None` if none was
+    /// announced.
     #[getter]
     fn persist_at(&self) -> Option<u64> {
         self.step_in(Word::PersistAt)
     }
 
-    /// From the agent: the newest step known to be durable; 0 for none.
+    /// Returns the newest step that the agent knows to be durable; 0 for none.
     #[getter]
     fn durable(&self) -> u64 {
         self.step_in(Word::Durable).unwrap_or(0)
     }
 
-    /// From the agent: the newest step that all nodes hold with its copies; 0 for none.
+    /// Returns the newest step that all nodes have with its copies, according to the agent; 0 for
+    /// none.
     #[getter]
     fn replicated(&self) -> u64 {
         self.step_in(Word::Replicated).unwrap_or(0)
     }
 
-    /// From the agent: the interval in steps between snapshots, if one was announced that applies
+    /// Returns the interval in steps between snapshots, if the agent has announced one that applies
     /// from `step` or earlier.
     fn snapshot_interval(&self, step: u64) -> Option<u64> {
         let announced = self.board.get(Word::SnapshotEvery);
@@ -299,8 +303,8 @@ impl PyBoard {
         (announced != 0 && step >= first).then_some(every)
     }
 
-    /// From the agent: the last checkpoint that could not be made durable; `None` if there are
-    /// still `seen` of them.
+    /// Returns the last checkpoint that the agent could not make durable; `None` if there are still
+    /// `seen` of them.
     fn persist_failure(&self, seen: u64) -> Option<PyPersistFailure> {
         if self.board.get(Word::PersistFailures) == seen {
             return None;
@@ -309,9 +313,9 @@ impl PyBoard {
         Some(PyPersistFailure { count, step, why })
     }
 
-    /// Starts the pulse: a native thread that takes the interpreter lock regularly and looks where
-    /// the main thread is. Its counters stop when the lock is not released or the main thread stays
-    /// where it is, which the agent observes.
+    /// Starts the pulse: a native thread that takes the interpreter lock regularly and looks up
+    /// where the main thread is. Its counters stop when the lock is not released or the main thread
+    /// does not move, which the agent observes.
     fn start_pulse(&self, main_thread: u64) -> PyResult<()> {
         let board = self.board.clone();
         let pulse = move || {
@@ -343,7 +347,7 @@ impl PyBoard {
     }
 }
 
-/// Returns a hash of where the main thread is: the code objects and lines of its innermost frames.
+/// Returns a hash of the main thread's place: the code objects and lines of its innermost frames.
 fn main_thread_place(py: Python<'_>, main_thread: u64) -> u64 {
     let place = || -> PyResult<u64> {
         let frames = py.import("sys")?.call_method0("_current_frames")?;

@@ -1,5 +1,5 @@
-//! Compares tensors at each step with what they were: their address, device, type, shape and
-//! strides, and whether they are negated views.
+//! Compares tensors at each step with their earlier metadata: their address, device, type, shape
+//! and strides, and whether they are negated views.
 //!
 //! torch reports all but the last, one tensor at a time, through `DLPack`'s exchange interface, a
 //! table of C functions with a stable ABI (dlpack.h, version 1.3; torch 2.10 and later). It is asked
@@ -68,15 +68,15 @@ struct Described {
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<Described>() == 48, "as in dlpack.h");
 
-/// What is compared for each tensor, besides its shape and strides.
+/// Metadata that is compared for each tensor, besides its shape and strides.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Place {
     address: usize,
     device: Device,
     dtype: DataType,
     dimensions: usize,
-    /// Reading the tensor negates what is in memory (`Tensor.is_neg`), which `DLPack` does not
-    /// report.
+    /// Whether reading the tensor negates the values in memory (`Tensor.is_neg`), which `DLPack`
+    /// does not report.
     negated: bool,
 }
 
@@ -88,7 +88,7 @@ impl Place {
     }
 }
 
-/// Shape and strides.
+/// Returns the shape and the strides.
 ///
 /// # Safety
 /// torch has described the tensor, the tensor is alive, and no other code of torch or Python has
@@ -100,7 +100,8 @@ unsafe fn sides(seen: &Described) -> [&[i64]; 2] {
             return &[][..];
         }
         // SAFETY: the arrays have as many numbers as the tensor has dimensions (dlpack.h) and
-        // belong to the tensor, which is as it was described (the caller's promise).
+        // belong to the tensor. The caller guarantees that the tensor is alive and has not changed
+        // since it was described.
         unsafe { std::slice::from_raw_parts(at, n) }
     })
 }
@@ -128,18 +129,18 @@ impl Lines {
 /// How many tensors ahead the cache lines are prefetched.
 const AHEAD: usize = 8;
 
-/// Where some tensors are, and what they look like.
+/// The addresses and metadata of some tensors at one time.
 #[pyclass(name = "Places", frozen)]
 pub struct PyPlaces {
     from_object: FromObject,
     is_neg: Py<PyAny>,
-    /// How to compare torch's objects, where this torch keeps them as expected.
+    /// How to compare torch's objects, if this torch keeps them as expected.
     objects: Option<&'static Layout>,
     tensors: Vec<Seen>,
     lines: Vec<Lines>,
 }
 
-/// A tensor as it was.
+/// A tensor, and its metadata at one time.
 struct Seen {
     tensor: Py<PyAny>,
     place: Place,
@@ -162,7 +163,8 @@ impl PyPlaces {
         // read only once the version is known.
         let (major, minor) = unsafe { ((*table.as_ptr()).major, (*table.as_ptr()).minor) };
         let known = major == VERSION.0 && minor >= VERSION.1;
-        // SAFETY: as above, and the version has this field.
+        // SAFETY: the capsule's table lives as long as the process (dlpack.h), and the version,
+        // which was just checked, has this field.
         let from_object = known.then(|| unsafe { (*table.as_ptr()).from_object }).flatten();
         let from_object = from_object.ok_or_else(|| PyRuntimeError::new_err("another version of DLPack"))?;
         let is_neg = kind.getattr("is_neg")?;
@@ -181,7 +183,8 @@ impl PyPlaces {
             // SAFETY: the function is from torch's table, and the object is an instance of torch's
             // tensors.
             let seen = unsafe { described(from_object, &tensor)? };
-            // SAFETY: just described; the GIL is held.
+            // SAFETY: torch has just described the tensor, which is alive; the GIL is held, so no
+            // other code has run since.
             let sides = unsafe { sides(&seen) }.map(<[i64]>::to_vec);
             let place = Place::of(&seen, negated);
             let object = places.objects.map(|o| o.known(&tensor, place.dimensions)).transpose()?.flatten();
@@ -191,8 +194,8 @@ impl PyPlaces {
         Ok(places)
     }
 
-    /// Reports whether all tensors are where they were, with the same type, shape and strides, and
-    /// negated or not as before.
+    /// Reports whether all tensors have the same addresses, types, shapes and strides as before,
+    /// and are negated or not as before.
     fn same(&self, py: Python<'_>) -> PyResult<bool> {
         self.lines.iter().take(AHEAD).for_each(Lines::fetch);
         for (i, known) in self.tensors.iter().enumerate() {
@@ -209,7 +212,8 @@ impl PyPlaces {
             // SAFETY: the function is from torch's table, and the object is an instance of torch's
             // tensors (see `new`).
             let seen = unsafe { described(self.from_object, tensor)? };
-            // SAFETY: just described; the GIL is held until the comparison is done.
+            // SAFETY: torch has just described the tensor, which is alive; the GIL is held until
+            // the comparison is done, so no other code runs.
             if Place::of(&seen, negated) != known.place || unsafe { sides(&seen) } != known.sides {
                 return Ok(false);
             }
@@ -217,7 +221,7 @@ impl PyPlaces {
         Ok(true)
     }
 
-    /// Whether most tensors are compared without asking torch.
+    /// Returns whether most tensors are compared without asking torch.
     #[getter]
     fn reads_objects(&self) -> bool {
         self.objects.is_some()
@@ -243,7 +247,8 @@ unsafe fn described(from_object: FromObject, tensor: &Bound<'_, PyAny>) -> PyRes
         strides: std::ptr::null(),
         byte_offset: 0,
     };
-    // SAFETY: the caller's promise; the GIL is held.
+    // SAFETY: the caller guarantees that the function is from torch's table and the object a tensor
+    // of torch; the GIL is held.
     if unsafe { from_object(tensor.as_ptr().cast(), &raw mut seen) } != 0 {
         return Err(PyErr::fetch(tensor.py()));
     }

@@ -1,27 +1,28 @@
-//! torch's own object behind a tensor (`c10::TensorImpl`), compared word by word with what it was.
+//! torch's own object behind a tensor (`c10::TensorImpl`), compared word by word with an earlier
+//! copy.
 //!
 //! It holds everything that matters about a tensor in place: storage, offset, type, shape, strides
 //! and flags. So if its words have not changed, neither has the tensor, except for the address of
-//! the storage, which `c10::StorageImpl` holds. Asking torch instead takes 200 ns per tensor. Where
-//! the words are is looked for once, on tensors made for that, and so is whether this torch keeps
-//! them as described; if not, torch is asked.
+//! the storage, which `c10::StorageImpl` holds. Asking torch instead takes 200 ns per tensor. The
+//! positions of the words are searched for once, on tensors made for that purpose, and it is
+//! checked whether this torch keeps them as described; if not, torch is asked.
 
 use pyo3::prelude::*;
 use std::sync::OnceLock;
 
-/// Words of torch's object that are compared, up to the last one that has a flag in torch 2.15. Every
-/// version with the table (see [`crate::tensor_metadata`]) has more.
+/// Number of words of torch's object that are compared, up to the last one that has a flag in torch
+/// 2.15. Every version with the table (see [`crate::tensor_metadata`]) has more.
 const WORDS: usize = 22;
-/// Words of a storage in which its address is looked for. It has more.
+/// Number of words of a storage in which its address is searched for. It has more.
 const STORAGE_WORDS: usize = 6;
-/// Shape and strides are in place up to this number of dimensions (`SizesAndStrides.h`).
+/// Maximum number of dimensions for which shape and strides are in place (`SizesAndStrides.h`).
 const DIMENSIONS_MAX: usize = 5;
 
 type Words = [u64; WORDS];
 
-/// Where the words are.
+/// Positions of the words.
 pub struct Layout {
-    /// In the Python object: the pointer to torch's.
+    /// In the Python object: the pointer to torch's object.
     pointer: usize,
     /// In torch's object: the count of references, which is not compared.
     references: usize,
@@ -31,7 +32,7 @@ pub struct Layout {
     data: usize,
 }
 
-/// A tensor as it was.
+/// A tensor's words at one time.
 pub struct Known {
     words: Words,
     object: usize,
@@ -43,8 +44,9 @@ pub struct Known {
 /// # Safety
 /// `object` is aligned and has as many words, and is alive.
 unsafe fn read<const N: usize>(object: usize) -> [u64; N] {
-    // SAFETY: the caller's promise. Another thread may change the count of references meanwhile, and
-    // with it only a word that is not compared; hence a volatile read.
+    // SAFETY: the caller guarantees that the object is alive, aligned, and has as many words.
+    // Another thread may change the count of references meanwhile, and with it only a word that is
+    // not compared; hence a volatile read.
     unsafe { (object as *const [u64; N]).read_volatile() }
 }
 
@@ -53,8 +55,8 @@ pub fn address_of(object: &Bound<'_, PyAny>) -> PyResult<usize> {
     object.getattr("_cdata")?.extract()
 }
 
-/// Positions at which something held in all of several objects. What is not in use in one of them
-/// may look like anything.
+/// Positions at which a condition has been true in all of several objects. Words that are not in
+/// use in one of them may have any value.
 struct Positions(Vec<usize>);
 
 impl Positions {
@@ -72,8 +74,8 @@ impl Positions {
 }
 
 impl Layout {
-    /// Returns where the words are, looked for once. `kind` is `torch.Tensor`. Returns `None` if this
-    /// torch keeps them in another way.
+    /// Returns the positions of the words, which are searched for once. `kind` is `torch.Tensor`.
+    /// Returns `None` if this torch keeps them in another way.
     pub fn of(kind: &Bound<'_, PyAny>) -> PyResult<Option<&'static Self>> {
         static FOUND: OnceLock<Option<Layout>> = OnceLock::new();
         if FOUND.get().is_none() {
@@ -93,8 +95,8 @@ impl Layout {
             let tensor = torch.call_method1("zeros", (shape,))?;
             let storage = tensor.call_method0("untyped_storage")?;
             let (object, held) = (address_of(&tensor)?, address_of(&storage)?);
-            // SAFETY: an instance of `kind` has as many words; torch's objects behind the tensor and
-            // its storage live as long as those, and nobody else has them.
+            // SAFETY: an instance of `kind` has as many words; torch's objects behind the tensor
+            // and its storage live as long as those, and no other thread has them.
             let (own, before, stored) = unsafe {
                 let own = std::slice::from_raw_parts(tensor.as_ptr().cast::<usize>(), size);
                 (own.to_vec(), read::<WORDS>(object), read::<STORAGE_WORDS>(held))
@@ -104,7 +106,7 @@ impl Layout {
             data.keep(&stored, &storage.call_method0("data_ptr")?.extract()?);
             // A view refers to the tensor.
             let view = tensor.call_method0("t")?;
-            // SAFETY: as above.
+            // SAFETY: torch's object lives as long as `tensor`, and no other thread has it.
             let after: Words = unsafe { read(object) };
             let changed: Vec<bool> = before.iter().zip(&after).map(|(before, after)| before != after).collect();
             if changed.iter().filter(|c| **c).count() != 1 {
@@ -113,7 +115,8 @@ impl Layout {
             references.keep(&changed, &true);
             kept.push((tensor, storage, view));
         }
-        // What frees the memory of a storage may have its address, too, and comes behind it.
+        // The pointer of the deleter that frees the memory of a storage may be the same address,
+        // and is after it.
         let data = data.0.first().copied();
         let found = pointer.only().zip(references.only()).zip(of_storage.only()).zip(data);
         let Some((((pointer, references), storage), data)) = found else { return Ok(None) };
@@ -121,7 +124,7 @@ impl Layout {
         Ok(layout.notices_changes(&torch)?.then_some(layout))
     }
 
-    /// Tries whether each kind of change shows.
+    /// Returns whether each kind of change is detected.
     fn notices_changes(&self, torch: &Bound<'_, PyAny>) -> PyResult<bool> {
         type Change = for<'py> fn(&Bound<'py, PyAny>, &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>>;
         let in_place: [Change; 7] = [
@@ -136,12 +139,12 @@ impl Layout {
         for change in in_place {
             let tensor = torch.call_method1("zeros", ((4, 4),))?;
             let Some(known) = self.known(&tensor, 2)? else { return Ok(false) };
-            // SAFETY: an instance of torch's tensors.
+            // SAFETY: `tensor` is an instance of torch's tensors, and the GIL is held.
             if !unsafe { self.unchanged(&tensor, &known) } {
                 return Ok(false);
             }
             tensor.setattr("data", change(torch, &tensor)?)?;
-            // SAFETY: as above.
+            // SAFETY: `tensor` is an instance of torch's tensors, and the GIL is held.
             if unsafe { self.unchanged(&tensor, &known) } {
                 return Ok(false);
             }
@@ -162,13 +165,14 @@ impl Layout {
         Ok(data.map(|data| Known { words, object, data }))
     }
 
-    /// The address in the storage that these words point to.
+    /// Returns the address in the storage that these words point to.
     ///
     /// # Safety
     /// The words are those of a tensor that is alive.
     unsafe fn data(&self, words: &Words) -> Option<u64> {
         let storage = usize::try_from(*words.get(self.storage)?).ok().filter(|at| *at != 0)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the words are those of a live tensor, which keeps its
+        // storage alive.
         unsafe { read::<STORAGE_WORDS>(storage) }.get(self.data).copied()
     }
 
@@ -183,7 +187,7 @@ impl Layout {
         if object != known.object {
             return false;
         }
-        // SAFETY: the tensor points to it.
+        // SAFETY: the tensor points to the object, so that it is alive.
         let words: Words = unsafe { read(object) };
         let same = |(at, (now, then)): (usize, (&u64, &u64))| now == then || at == self.references;
         words.iter().zip(&known.words).enumerate().all(same)
