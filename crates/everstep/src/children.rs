@@ -6,6 +6,8 @@ use std::ffi::c_int;
 
 const DEFAULT: usize = 0;
 
+// SAFETY: the C library of every Linux target defines `signal` with this signature. A handler is
+// the address of a function, or a small constant such as `SIG_DFL`. Both fit into a `usize`.
 unsafe extern "C" {
     fn signal(number: c_int, handler: usize) -> usize;
 }
