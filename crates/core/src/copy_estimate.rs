@@ -1,6 +1,6 @@
-//! How a checkpoint's copies fit into the idle times of the training network, told to people
-//! (Gemini §5.2: Algorithm 2; §5.3: frequency). What passes, and when, is decided by
-//! [`crate::pacing`] as the spans come.
+//! Estimates for people how a checkpoint's copies fit into the idle times of the training network
+//! (Gemini §5.2: Algorithm 2; §5.3: frequency). [`crate::pacing`] decides during training which
+//! bytes are sent, and when.
 
 use crate::interleave::{INTERVAL_MAX, Iteration, TRUST};
 use crate::pacing::EXTENT;
@@ -53,13 +53,13 @@ impl Cost {
 struct Chunk {
     /// Index of the idle span.
     span: usize,
-    /// Size in bytes.
+    /// Length of the chunk in bytes.
     bytes: u64,
 }
 
-/// Algorithm 2: splits `bytes` into chunks of at most one sub-buffer and assigns them to the idle
-/// spans, in order. The remainder goes into the last span: it ends with the iteration, and delays
-/// nothing but the next iteration.
+/// Splits `bytes` into chunks of at most one sub-buffer and assigns them to the idle spans, in
+/// order (Algorithm 2). The remainder goes into the last span: it ends with the iteration, and
+/// delays nothing but the next iteration.
 fn schedule(idle: &[Duration], bytes: u64, buffer: u64, cost: Cost) -> Vec<Chunk> {
     let (mut left, mut chunks) = (bytes, Vec::new());
     for (span, length) in idle.iter().enumerate() {

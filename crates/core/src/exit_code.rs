@@ -11,7 +11,7 @@ pub enum ExitCode {
     Usage = 2,
     /// No coordinator could be reached (`EX_UNAVAILABLE`).
     Unavailable = 69,
-    /// The job can go on later, or on other machines: requeue it (`EX_TEMPFAIL`).
+    /// The job can continue later, or on other machines: requeue it (`EX_TEMPFAIL`).
     Requeue = 75,
     /// Something around the job must be put right first, such as a directory that another job owns
     /// (`EX_CONFIG`).

@@ -34,7 +34,7 @@ pub enum Metric {
 pub struct Sample {
     /// PCI address of the device in the kernel's notation: `0000:3b:00`.
     pub device: String,
-    /// What was read.
+    /// Kind of the measurement.
     pub metric: Metric,
     /// The value, in the metric's unit.
     pub value: u64,

@@ -1,13 +1,13 @@
-//! When a coordinator that nobody needs any more ends.
+//! Decides when a coordinator that is no longer needed ends.
 
 use crate::time::Time;
 use std::time::Duration;
 
 /// An idle coordinator ends after this time.
 const IDLE: Duration = Duration::from_secs(2);
-/// The same while notices are still to be sent: the end of a job is what users most need to learn.
-/// Most services that fail are back within this time. A later coordinator of the same store sends
-/// what is left.
+/// The same time while notices are still to be sent: the end of a job is what users most need to
+/// learn. Most services that fail are back within this time. A later coordinator of the same store
+/// sends the remaining ones.
 const NOTICES: Duration = Duration::from_mins(10);
 /// A coordinator that no agent has ever joined ends after this time.
 const UNUSED: Duration = Duration::from_mins(1);
@@ -21,7 +21,7 @@ pub struct Needs {
     pub notices: bool,
 }
 
-/// How long nobody has needed a coordinator.
+/// Tracks for how long a coordinator has not been needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdleExit {
     needed: Time,
@@ -35,7 +35,7 @@ impl IdleExit {
         IdleExit { needed: now, used: false }
     }
 
-    /// An agent has connected.
+    /// Records that an agent has connected.
     pub fn used(&mut self) {
         self.used = true;
     }

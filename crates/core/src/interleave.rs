@@ -37,7 +37,7 @@ pub struct Iteration {
 pub struct Kept {
     /// Number of ranks at the time: with another number, the pattern differs.
     pub world_size: u64,
-    /// The profile.
+    /// The learned profile.
     pub iteration: Iteration,
 }
 

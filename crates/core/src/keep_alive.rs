@@ -1,7 +1,9 @@
-//! Which connections of the coordinator are silent for too long, and which are due a ping.
+//! Detects which connections of the coordinator have been silent for too long, and which are due a
+//! ping.
 //!
-//! Time in which the coordinator's own process was suspended is nobody's silence. It shows as a
-//! late [`KeepAlive::check`]. Nor does it count for any deadline of a job: see [`WakingClock`].
+//! Time in which the coordinator's own process was suspended does not count as silence of a peer.
+//! It shows as a late [`KeepAlive::check`]. Nor does it count for any deadline of a job: see
+//! [`WakingClock`].
 
 use crate::id::Session;
 use crate::time::Time;
@@ -51,9 +53,9 @@ struct Link {
 /// What to do about a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// Send a ping.
+    /// Send a ping on this connection.
     Ping(Session),
-    /// Close it: it has been silent for too long.
+    /// Close the connection: it has been silent for too long.
     Close(Session),
 }
 
@@ -71,14 +73,14 @@ impl KeepAlive {
         KeepAlive { links: BTreeMap::new(), checked: now }
     }
 
-    /// A connection was opened.
+    /// Records that a connection was opened.
     pub fn opened(&mut self, now: Time, session: Session) {
         let (silence, ping) = UNKNOWN;
         self.links.insert(session, Link { last_received: now, pinged: now, silence, ping, introduced: false });
     }
 
-    /// The agent at the other end has introduced itself. Its job names the silence that ends the
-    /// connection, and the time between pings.
+    /// Records the introduction of the agent at the other end. Its job sets the silence that ends
+    /// the connection, and the time between pings.
     pub fn introduced(&mut self, session: Session, silence: Duration, ping: Duration) {
         if let Some(link) = self.links.get_mut(&session) {
             *link = Link { silence, ping, introduced: true, ..*link };
@@ -185,8 +187,8 @@ mod tests {
     }
 
     proptest! {
-        /// A connection that receives often enough while the coordinator runs is never closed,
-        /// however often and long the coordinator is suspended.
+        /// Checks that a connection that receives often enough while the coordinator runs is never
+        /// closed, however often and long the coordinator is suspended.
         #[test]
         fn a_suspended_coordinator_closes_nobody(pauses in prop::collection::vec((1u64..40, 0u64..60_000), 1..40)) {
             let mut alive = KeepAlive::new(Time(0));
@@ -202,7 +204,7 @@ mod tests {
             }
         }
 
-        /// A silent agent is closed after its silence in time that the coordinator ran.
+        /// Checks that a silent agent is closed after its silence in time that the coordinator ran.
         #[test]
         fn a_silent_agent_is_closed_in_time(late in prop::collection::vec(0u64..50, 400)) {
             let mut alive = KeepAlive::new(Time(0));
@@ -212,7 +214,7 @@ mod tests {
                 now += 25 + late;
                 alive.check(Time(now)).contains(&Due::Close(A)).then_some(now)
             });
-            // Each check may be excused for what it was late by beyond twice the usual time.
+            // Each check may be excused for its lateness beyond twice the usual time.
             let excused: u64 = late.iter().map(|l| l.saturating_sub(25)).sum();
             prop_assert!(closed.is_some_and(|at| (2000..=2100 + excused).contains(&at)), "{closed:?}");
         }

@@ -9,7 +9,7 @@ pub fn median<T: Ord + Copy>(values: impl IntoIterator<Item = T>) -> Option<T> {
     sorted.get(sorted.len() / 2).copied()
 }
 
-/// As [`median`], in the total order of floating-point numbers.
+/// Returns the [`median`] in the total order of floating-point numbers.
 #[must_use]
 pub fn median_of_floats(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<f64> = values.into_iter().collect();

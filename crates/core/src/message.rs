@@ -65,7 +65,7 @@ pub enum CrewReport {
     /// A rank could not read the shard that it was told to restore.
     RestoreFailed(Rank, Unreadable),
     /// The shard that a rank was told to restore could not be fetched now, and may be intact: its
-    /// holder does not answer, or there is no room here.
+    /// holder does not answer, or this node has too little memory for it.
     FetchFailed(Rank, Unreadable),
     /// All workers of this node have sealed a step, so that it can be replicated; or the step that
     /// the coordinator named cannot be.
@@ -92,7 +92,7 @@ pub enum Order {
     Crew(Generation, CrewOrder),
     /// The connection is accepted.
     Welcome {
-        /// Life of the coordinator.
+        /// Epoch of the coordinator: one life of it.
         epoch: Epoch,
         /// The agent that began this run of the job, which identifies the run.
         began: Incarnation,
@@ -110,12 +110,12 @@ pub enum Order {
     },
     /// A message for people on this node's console.
     Notice {
-        /// A sentence.
+        /// One sentence for people.
         what: String,
     },
     /// The job is over: end the remaining workers, clean up and exit.
     End(ExitReason),
-    /// The job goes on without this node: clean up and exit.
+    /// The job continues without this node: clean up and exit.
     Leave(ExitReason),
 }
 
@@ -147,17 +147,17 @@ pub enum CrewOrder {
     Replicate {
         /// The nodes to send replicas to and to receive them from.
         plan: Replication,
-        /// The round.
+        /// Number of the round, and the step to replicate in it.
         round: Round,
-        /// The newest step that all nodes hold. A node may have missed the order that says so.
+        /// The newest step that all nodes have. A node may have missed the order that committed it.
         committed: Option<Step>,
     },
     /// All nodes hold a step with all its replicas, so older versions may be dropped. Then continue
     /// as for [`CrewOrder::Replicate`], with the same plan.
     Committed {
-        /// The committed step.
+        /// Step that is now committed.
         step: Step,
-        /// The next round.
+        /// Number of the next round, and its step.
         round: Round,
     },
     /// All shards of a step are written: write the manifest and make the checkpoint visible.

@@ -50,7 +50,7 @@ pub struct Speed {
 /// The task of one node in a round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
-    /// The node.
+    /// Index of the node in the check.
     pub node: usize,
     /// Its partners, all tested at the same time, each in a test of its own.
     pub peers: Vec<usize>,
@@ -69,7 +69,7 @@ pub struct Findings {
     pub links: BTreeSet<(usize, usize)>,
     /// Any further bad nodes are among these, and any further bad links between them.
     pub suspects: BTreeSet<usize>,
-    /// Nodes without any evidence.
+    /// Nodes for which there is no evidence.
     pub untested: BTreeSet<usize>,
 }
 
@@ -140,7 +140,7 @@ impl NodeCheck {
         }
     }
 
-    /// Records that a node no longer responds, which is no evidence against its partners.
+    /// Records that a node no longer responds, which is not evidence against its partners.
     pub fn gone(&mut self, node: usize) {
         self.gone.insert(node);
         self.tests.retain(|(a, b), outcome| *outcome != Outcome::Failed || (*a != node && *b != node));
@@ -450,8 +450,8 @@ mod tests {
         assert_eq!(check.findings(), Findings { untested: [1].into(), ..Findings::default() });
     }
 
-    /// Up to three bad nodes anywhere, and perhaps a link between two others that fails always or
-    /// once.
+    /// Generates up to three bad nodes anywhere, and perhaps a link between two others that fails
+    /// always or once.
     fn truths() -> impl Strategy<Value = (usize, Truth)> {
         (2usize..=64).prop_flat_map(|n| {
             let bad = prop::collection::btree_set(0..n, 0..=3.min(n));

@@ -45,9 +45,9 @@ pub struct Record {
     pub process: ProcessId,
     /// Number of machines on which the owner's ranks run.
     pub nodes: u32,
-    /// Number of renewals.
+    /// Rises with every renewal, which shows that the owner is alive.
     pub beat: u64,
-    /// The owner has released the directory.
+    /// Whether the owner has released the directory.
     #[serde(default)]
     pub released: bool,
 }
@@ -62,15 +62,15 @@ pub enum Verdict {
     },
     /// It has no owner: create the record of this epoch.
     Claim {
-        /// The next epoch.
+        /// Epoch of the record to create.
         epoch: u64,
     },
-    /// Its owner may be dead: look again within this time.
+    /// Its owner may be dead: check again within this time.
     Wait {
         /// Time until the record counts as abandoned.
         left: Duration,
     },
-    /// Its owner is alive.
+    /// Its owner is alive: the directory cannot be claimed.
     Refuse,
 }
 
@@ -128,7 +128,7 @@ impl Watch {
 pub struct Lease {
     /// Identity of the directory.
     pub run: RunId,
-    /// Number of the owner.
+    /// Epoch of the owner.
     pub epoch: u64,
 }
 

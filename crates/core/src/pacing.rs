@@ -2,7 +2,7 @@
 //! between collectives (Gemini §5.2), and only what arrives before the span ends (ADR 0007).
 //!
 //! The caller passes what the workers have announced as a list of [`Lane`]s, one per worker of the
-//! node, and the current time; nothing here waits or looks at a clock.
+//! node, and the current time; nothing here waits or reads a clock.
 
 use crate::interleave::INTERVAL_MAX;
 use std::time::Duration;
@@ -36,7 +36,7 @@ fn since(now: Nanos, earlier: Nanos) -> Duration {
 /// What a worker knows about its collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Known {
-    /// Nobody sees the collectives.
+    /// The collectives are not observed.
     Unseen,
     /// The pattern is being learned.
     Learning,
@@ -49,9 +49,9 @@ pub enum Known {
 /// The network as one worker has announced it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lane {
-    /// What the worker knows.
+    /// What the worker knows about its collectives.
     pub known: Known,
-    /// A collective is under way.
+    /// Whether a collective is in progress.
     pub busy: bool,
     /// When the current idle span ends, if the profile is right.
     pub idle_until: Nanos,
@@ -61,14 +61,14 @@ pub struct Lane {
     pub iteration: u64,
 }
 
-/// Whether bytes may go.
+/// Whether bytes may be sent now, or when to ask again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// This many may go at once. If `alone`, nothing more may go until they have arrived.
+    /// This many may be sent at once. If `alone`, nothing more may be sent until they have arrived.
     Pass {
-        /// Number of bytes.
+        /// Number of bytes that may be sent.
         bytes: usize,
-        /// They are the probe of a span.
+        /// Whether they are the probe of a span.
         alone: bool,
     },
     /// Ask again after this time.
@@ -88,12 +88,12 @@ pub fn speed_after(speed: Option<f64>, bytes: u64, time: Duration) -> Option<f64
     Some(speed.map_or(now, |was| (was * 0.98).max(now)))
 }
 
-/// How much may be under way to one peer.
+/// Limit on the bytes in flight to one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Bytes of an extent.
+    /// Length of an extent in bytes.
     pub extent: usize,
-    /// Extents under way per stream.
+    /// Number of extents in flight per stream.
     pub buffers: usize,
 }
 
@@ -141,8 +141,8 @@ impl Pacer {
         Pacer { bytes: 0, under_way: 0, began: now, passed: 0, span, next: now, speed: None }
     }
 
-    /// `bytes` will be sent in all, at most `under_way` of them at a time, including those that are
-    /// just passing.
+    /// Sets that `bytes` will be sent in all, at most `under_way` of them at a time, including
+    /// those that are just passing.
     pub fn expect(&mut self, now: Nanos, bytes: u64, under_way: u64) {
         (self.bytes, self.under_way, self.began) = (bytes, under_way, now);
     }
@@ -153,7 +153,7 @@ impl Pacer {
         self.bytes
     }
 
-    /// Other copies have measured this speed, in bytes per second.
+    /// Sets the speed that other copies have measured, in bytes per second.
     pub fn learn(&mut self, speed: Option<f64>) {
         self.speed = speed;
     }
@@ -187,8 +187,8 @@ impl Pacer {
         self.let_go(now, bytes, number)
     }
 
-    /// The probe has arrived. If the network at the other end is not idle, its span begins later,
-    /// and the next bytes are a probe again.
+    /// Records that the probe has arrived. If the network at the other end is not idle, its span
+    /// begins later, and the next bytes are a probe again.
     pub fn arrived(&mut self, now: Nanos, idle: bool) {
         (self.span.probing, self.span.since, self.span.latest) = (false, now, now);
         if !idle {
@@ -346,8 +346,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the workers announce, no bytes pass during a collective unless the copy is
-        /// late, and a copy is complete in the end.
+        /// Checks that no bytes pass during a collective unless the copy is late, whatever the
+        /// workers announce, and that a copy is complete in the end.
         #[test]
         fn bytes_pass_only_between_collectives(
             busy in prop::collection::vec(1u64..40, 20..60),

@@ -17,8 +17,8 @@ pub enum Bug {
     StaleLostAfterJoined,
     /// An agent does not report the copies of other nodes' shards that it keeps.
     CopiesUnsaid,
-    /// An agent does not tell the nodes that keep its copies or parity which step all ranks would
-    /// go back to.
+    /// An agent does not send the step that all ranks would go back to, to the nodes that keep its
+    /// copies or parity.
     BaseForgotten,
 }
 

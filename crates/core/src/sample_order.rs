@@ -9,15 +9,15 @@
 /// Rounds of the Feistel network.
 const ROUNDS: usize = 6;
 
-/// A well-mixed 64-bit function (the finalizer of SplitMix64).
+/// Mixes all bits of a 64-bit value (the finalizer of SplitMix64).
 fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     x ^ (x >> 31)
 }
 
-/// The round function of the network: a multiplication and its upper half, which depends on all
-/// bits below.
+/// Computes the round function of the network: a multiplication and its upper half, which depends
+/// on all bits below.
 fn round(x: u64, key: u64) -> u64 {
     let product = (x ^ key).wrapping_mul(0xD6E8_FEB8_6659_FD93);
     (product ^ (product >> 32)).wrapping_mul(0xD6E8_FEB8_6659_FD93) >> 32

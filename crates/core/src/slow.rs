@@ -48,7 +48,7 @@ const CALM: Duration = Duration::from_mins(20);
 /// A rank became slow, or recovered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// The rank.
+    /// Number of the rank.
     pub rank: u32,
     /// Its own work per step, in percent of the others'.
     pub percent: u64,
@@ -59,9 +59,9 @@ pub struct Change {
 /// The steps reported by one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Rank {
-    /// The latest step.
+    /// Latest step reported by the rank.
     step: u64,
-    /// Number of reported steps.
+    /// Number of steps reported by the rank.
     reported: u64,
     /// Its own work in the latest steps, in microseconds.
     micros: VecDeque<u64>,
@@ -71,7 +71,7 @@ struct Rank {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SlowWatch {
     ranks: BTreeMap<u32, Rank>,
-    /// Number of steps that all ranks had reported at the last look.
+    /// Number of steps that all ranks had reported at the last check.
     looked: u64,
     /// Ranks announced as slow, with their percentage.
     slow: BTreeMap<u32, u64>,
@@ -151,7 +151,7 @@ impl SlowWatch {
         }
     }
 
-    /// Returns the changes to announce since the last look.
+    /// Returns the changes to announce since the last check.
     pub fn changes(&mut self, now: Time) -> Vec<Change> {
         let reported = self.ranks.values().map(|r| r.reported).min().unwrap_or(0);
         let steps = self.ranks.values().map(|r| r.micros.len()).min().unwrap_or(0);

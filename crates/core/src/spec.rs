@@ -24,9 +24,9 @@ pub enum Policy {
     /// Report what would be done.
     #[default]
     Observe,
-    /// Ask for approval first.
+    /// Ask a person for approval before a remedy.
     Advise,
-    /// Do it.
+    /// Carry out the remedy.
     Act,
 }
 
@@ -136,7 +136,7 @@ pub struct Ladder {
     /// A closed connection may be reopened within this time without counting as a lost node.
     pub reconnect: Duration,
     /// The same for a node whose messages had been arriving late: packets are being lost, and a
-    /// second try is worthwhile.
+    /// second attempt is worthwhile.
     pub reconnect_late: Duration,
     /// A connection that is silent for this long counts as lost.
     pub silence: Duration,

@@ -37,7 +37,7 @@ pub fn main_thread(written: &str) -> Stack {
     frames
 }
 
-/// `File "a/b.py", line 3 in f` → `a/b.py:3 f`.
+/// Shortens a frame: `File "a/b.py", line 3 in f` → `a/b.py:3 f`.
 fn frame(line: &str) -> Option<String> {
     let (file, rest) = line.trim().strip_prefix("File \"")?.split_once("\", line ")?;
     let (number, function) = rest.split_once(" in ").unwrap_or((rest, "?"));
@@ -58,7 +58,7 @@ pub fn group(stacks: &BTreeMap<u32, Stack>) -> Vec<Group> {
     groups
 }
 
-/// `1, 3-7`.
+/// Formats ranks as ranges: `1, 3-7`.
 #[must_use]
 pub fn ranges(ranks: &[u32]) -> String {
     let mut parts: Vec<(u32, u32)> = Vec::new();

@@ -7,9 +7,9 @@ use std::ops::Range;
 /// One node's part of a world.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slot {
-    /// The node.
+    /// Id of the node.
     pub node: NodeId,
-    /// Life of its agent.
+    /// Life of the node's agent.
     pub incarnation: Incarnation,
     /// Global rank of the node's local rank 0.
     pub first_rank: Rank,
@@ -87,13 +87,13 @@ impl World {
 /// not N copies of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
-    /// The node's own slot.
+    /// Ranks and addresses of the node itself.
     pub slot: Slot,
     /// Position of the node, `0..group_world_size`.
     pub group_rank: u32,
-    /// Number of nodes.
+    /// Number of nodes in the world.
     pub group_world_size: u32,
-    /// Number of ranks.
+    /// Number of ranks in the world.
     pub world_size: u32,
     /// Number, among the ranks with the same role, of the node's local rank 0
     /// (`SimpleElasticAgent._assign_worker_ranks` in torch).
@@ -102,6 +102,6 @@ pub struct Place {
     pub role_world_size: u32,
     /// Host of the first node, which serves the process-group store.
     pub leader_host: String,
-    /// Its port.
+    /// Port of the process-group store.
     pub leader_port: u16,
 }

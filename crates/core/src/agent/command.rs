@@ -15,21 +15,21 @@ pub enum Command {
     Check(Check),
     /// Pass a signal to the workers.
     Forward {
-        /// Number of the signal.
+        /// Number of the signal that the agent process received.
         signal: i32,
     },
     /// Print a message for people.
     Say {
-        /// A sentence.
+        /// One sentence for the node's console.
         what: String,
     },
     /// Keep a process with torch imported ready for the next start.
     Warm,
     /// End this agent.
     Exit {
-        /// Exit code and cause.
+        /// Exit code and cause of the end.
         reason: ExitReason,
-        /// The job's checkpoints in memory are no longer needed.
+        /// Whether the job's checkpoints in memory are no longer needed.
         discard_memory: bool,
     },
 }
@@ -63,7 +63,7 @@ pub enum CrewCommand {
     Replicate {
         /// Where to send replicas, or which stripes to compute.
         plan: Replication,
-        /// The round.
+        /// Number of the round, and the step to replicate in it.
         round: Round,
         /// The step to which all ranks would go back now: the newest committed one, or the restored
         /// one.
@@ -71,7 +71,7 @@ pub enum CrewCommand {
     },
     /// All nodes hold this step with all its replicas: keep it; older ones may be dropped.
     Committed {
-        /// The step.
+        /// The newest step that all nodes have with its replicas.
         step: Step,
         /// Ranks whose replicas this node keeps.
         keeps: Vec<Rank>,

@@ -42,13 +42,13 @@ impl From<String> for Words {
 /// The end of a worker process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerExit {
-    /// Its rank on this node.
+    /// Rank of the worker on this node.
     pub local_rank: u32,
-    /// Its process id.
+    /// Process id of the worker.
     pub pid: u32,
-    /// How it ended.
+    /// Exit code or signal of the process.
     pub outcome: Outcome,
-    /// It had been asked to end, by a signal.
+    /// Whether it had been asked to end, by a signal.
     pub asked: bool,
     /// What it reported about its end.
     pub words: Words,
@@ -69,7 +69,7 @@ pub enum Event {
     Order {
         /// Life of the coordinator that sent it.
         epoch: Epoch,
-        /// The order.
+        /// The order to carry out.
         order: Order,
     },
     /// Something happened to the workers of this generation, or one of them asked for something.
@@ -85,7 +85,7 @@ pub enum Event {
         /// Number of the signal.
         signal: i32,
     },
-    /// The deadline passed.
+    /// The deadline of the agent has passed.
     Tick,
 }
 
@@ -99,9 +99,9 @@ pub enum CrewEvent {
     WorkerRaised {
         /// Its rank on this node.
         local_rank: u32,
-        /// Its process id.
+        /// Process id of the worker.
         pid: u32,
-        /// The exception.
+        /// The exception, with its traceback.
         words: Words,
     },
     /// A worker process could not be started.
@@ -120,9 +120,9 @@ pub enum CrewEvent {
     Sample {
         /// Its rank on this node.
         local_rank: u32,
-        /// Its process id.
+        /// Process id of the worker.
         pid: u32,
-        /// The observation.
+        /// State of the worker at this time.
         seen: Observation,
     },
     /// The contents of this node's memory at the start of the generation.
@@ -131,13 +131,13 @@ pub enum CrewEvent {
     Offers(RankOffers),
     /// A rank could not read the shard that it was told to restore.
     RestoreFailed(Rank, Unreadable),
-    /// It could not be fetched now, and may be intact.
+    /// A rank could not fetch the shard that it was told to restore; it may be intact.
     FetchFailed(Rank, Unreadable),
     /// A worker has sealed a step in memory.
     Sealed {
         /// Its rank on this node.
         local_rank: u32,
-        /// The step.
+        /// The step that was sealed.
         step: Step,
         /// The redundancy wanted in addition to the worker's own shard.
         wish: Redundancy,

@@ -20,9 +20,9 @@ pub struct EndedWorker {
     pub restarts: u32,
     /// Its rank on this node.
     pub local_rank: u32,
-    /// How it ended.
+    /// Exit code or signal of the process.
     pub outcome: Outcome,
-    /// It has reported an uncaught exception.
+    /// Whether it has reported an uncaught exception.
     pub raised: bool,
 }
 

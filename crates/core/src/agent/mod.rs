@@ -85,7 +85,7 @@ struct Crew {
     ended: BTreeMap<u32, Ended>,
     /// Local ranks whose failure was reported.
     reported: BTreeSet<u32>,
-    /// Local ranks that died of a signal that nobody here had sent.
+    /// Local ranks that died of a signal that no process on this node had sent.
     killed: BTreeSet<u32>,
     /// Local ranks shutting down after an exception; true: it follows from a failure elsewhere.
     raised: BTreeMap<u32, bool>,
@@ -405,7 +405,8 @@ impl Agent {
     fn exit(&mut self) {
         if let Some(reason) = self.over.clone() {
             self.exited = true;
-            // Nobody returns to a finished or nameless job; else the newest state is worth keeping.
+            // A finished or nameless job is never continued; for others, the newest state is worth
+            // keeping.
             let discard_memory = reason.code == 0 || !self.config.named;
             self.out.push_back(Command::Exit { reason, discard_memory });
         }

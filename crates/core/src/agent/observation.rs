@@ -1,4 +1,4 @@
-//! What one look at a worker shows.
+//! The state of a worker at one time.
 
 use crate::ledger::Reading;
 
@@ -40,10 +40,10 @@ pub struct Interpreter {
 /// How far a worker's script is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Script {
-    /// It runs.
+    /// The script runs.
     #[default]
     Runs,
-    /// It is over, and the interpreter is shutting down.
+    /// The script is over, and the interpreter is shutting down.
     Over,
     /// The worker called `os._exit` while the interpreter was shutting down.
     LeftAtOnce,
@@ -63,9 +63,9 @@ impl Script {
 /// the step board.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trainer {
-    /// Its process id.
+    /// Process id of the trainer.
     pub pid: u32,
-    /// How it ended; `None`: it has not, or that cannot be known.
+    /// How the process ended; `None`: it has not, or that cannot be known.
     pub end: Option<TrainerEnd>,
 }
 
@@ -85,7 +85,7 @@ pub enum TrainerEnd {
 pub struct Observation {
     /// Steps completed; `None` if the worker does not report steps (yet).
     pub step: Option<u64>,
-    /// Steps that the script is to complete in all, if it says so.
+    /// Total number of steps that the script is to complete, if it reports one.
     pub total: Option<u64>,
     /// Backward passes since the last completed step.
     pub passes: u64,
@@ -110,7 +110,7 @@ pub struct Observation {
     /// How far its script is.
     pub script: Script,
     /// The process that trains in place of the launched one; `None`: the launched process trains
-    /// itself, or nobody has claimed the step board.
+    /// itself, or no process has claimed the step board.
     pub trainer: Option<Trainer>,
 }
 

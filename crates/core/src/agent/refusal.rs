@@ -1,5 +1,6 @@
 //! Something outside refuses the job, such as a checkpoint directory that another job owns. A
-//! restart would be refused, too, so this is no failure: the coordinator ends the job on all nodes.
+//! restart would be refused, too, so this is not a failure: the coordinator ends the job on all
+//! nodes.
 
 use super::Agent;
 use crate::message::{ExitReason, Report};
@@ -14,7 +15,7 @@ pub(super) struct Refusal {
 }
 
 impl Agent {
-    /// Reports that the job is refused. What its workers do from now on is no failure.
+    /// Reports that the job is refused. From now on, an end of its workers is not a failure.
     pub(super) fn refused(&mut self, now: Time, reason: ExitReason) {
         if self.over.is_some() || self.refusal.is_some() {
             return;
@@ -24,7 +25,7 @@ impl Agent {
         self.report_refusal();
     }
 
-    /// Returns the refusal of a job that nobody has ended yet.
+    /// Returns the refusal of a job that has not been ended yet.
     fn pending_refusal(&self) -> Option<&Refusal> {
         self.refusal.as_ref().filter(|_| self.over.is_none())
     }
@@ -41,7 +42,7 @@ impl Agent {
         self.pending_refusal().map(|r| r.until)
     }
 
-    /// Ends this agent if nobody has ended the refused job.
+    /// Ends this agent if the refused job has not been ended in time.
     pub(super) fn end_refused(&mut self, now: Time) {
         if let Some(Refusal { reason, .. }) = self.pending_refusal().filter(|r| now >= r.until).cloned() {
             self.end(now, reason);

@@ -1,5 +1,5 @@
-//! This node's part in replication: what is sealed, what is being sent, and what the coordinator is
-//! told of it.
+//! This node's part in replication: the sealed steps, the step that is being sent, and the reports
+//! about them to the coordinator.
 
 use super::Agent;
 use super::command::CrewCommand;
@@ -12,33 +12,33 @@ use std::collections::BTreeMap;
 pub(super) struct Replicas {
     /// Newest sealed step by local rank.
     sealed: BTreeMap<u32, Step>,
-    /// What is to be kept beside the workers' own.
+    /// The redundancy to keep in addition to the workers' own shards.
     wish: Redundancy,
     plan: Replication,
     /// The round that comes next; `None` until the coordinator has named a step.
     next: Option<Round>,
-    /// Newest step held by all.
+    /// Newest step that all nodes have with its replicas.
     committed: Option<Step>,
-    /// What this generation began with.
+    /// The step that this generation began with; `None`: a fresh start.
     restored: Option<Step>,
-    /// It is being sent.
+    /// Whether a step is being sent.
     busy: bool,
-    /// What is being sent was named on an earlier connection, perhaps by an earlier life of the
-    /// coordinator.
+    /// Whether the step being sent was named on an earlier connection, perhaps by an earlier life
+    /// of the coordinator.
     stale: bool,
-    /// The coordinator knows that this node takes part.
+    /// Whether this node has reported to the coordinator that it takes part.
     announced: bool,
 }
 
 impl Replicas {
-    /// Newest step that all workers have sealed.
+    /// Returns the newest step that all workers have sealed.
     fn newest(&self, workers: u32) -> Option<Step> {
         if self.sealed.len() < workers as usize { None } else { self.sealed.values().min().copied() }
     }
 }
 
 impl Agent {
-    /// A worker has sealed a step.
+    /// Records that a worker has sealed a step, and replicates it if it is due.
     pub(super) fn worker_sealed(&mut self, local_rank: u32, step: Step, wish: Redundancy) {
         let Some(crew) = self.crew.as_mut().filter(|c| !c.killing) else { return };
         let workers = crew.slot.workers;
@@ -53,7 +53,8 @@ impl Agent {
         self.replicate();
     }
 
-    /// `instead` is the round of the step that cannot be replicated.
+    /// Asks the coordinator to name a step. `instead` is the round of a step that cannot be
+    /// replicated.
     fn ask_for_a_step(&mut self, step: Step, instead: Option<u64>) {
         let Some(crew) = self.crew.as_mut() else { return };
         let Replicas { wish, committed, .. } = &crew.replicas;
@@ -62,7 +63,7 @@ impl Agent {
         self.report(report);
     }
 
-    /// The connection is new, perhaps the coordinator, too.
+    /// Asks for a step again after a new connection, perhaps to a new life of the coordinator.
     pub(super) fn take_part_again(&mut self) {
         if let Some(crew) = self.crew.as_mut() {
             crew.replicas.stale = crew.replicas.busy;
@@ -73,15 +74,15 @@ impl Agent {
         }
     }
 
-    /// The coordinator names the step to replicate.
+    /// Replicates the step that the coordinator has named, or notes it for later.
     pub(super) fn replicate_next(&mut self, round: Round) {
         let Some(crew) = self.crew.as_mut() else { return };
         crew.replicas.next = Some(round);
         self.replicate();
     }
 
-    /// The coordinator sends a new plan, and what all nodes hold: the order that said so first may
-    /// have been lost with a connection, and what is held by all must not be overwritten.
+    /// Takes over a new plan and the step that all nodes have: the order that named it first may
+    /// have been lost with a connection, and a step that all nodes have must not be overwritten.
     pub(super) fn replicate_with(&mut self, plan: Replication, round: Round, committed: Option<Step>) {
         let Some(crew) = self.crew.as_mut() else { return };
         crew.replicas.plan = plan;
@@ -93,22 +94,22 @@ impl Agent {
         self.replicate_next(round);
     }
 
-    /// What all ranks go on from.
+    /// Records the step that all ranks continue from.
     pub(super) fn goes_on_from(&mut self, step: Option<Step>) {
         if let Some(crew) = self.crew.as_mut() {
             crew.replicas.restored = step;
         }
     }
 
-    /// A step is held by all nodes. Workers end sooner on one node than on another: if the job
-    /// gives up, all nodes must persist the same step.
+    /// Records that all nodes have a step. Workers end sooner on one node than on another: if the
+    /// job gives up, all nodes must persist the same step.
     pub(super) fn held_by_all(&mut self, generation: Generation, step: Step) {
         if self.latest == Some(generation) {
             self.command(generation, CrewCommand::HeldByAll(step));
         }
     }
 
-    /// A step is held by all nodes, and older ones may be dropped.
+    /// Records that all nodes have a step, so that older ones may be dropped.
     pub(super) fn committed(&mut self, step: Step) {
         let Some(crew) = self.crew.as_mut() else { return };
         crew.replicas.committed = Some(step);
@@ -132,8 +133,8 @@ impl Agent {
         }
     }
 
-    /// A worker stands still until its newest step has copies: if another step was named, this one
-    /// is asked for.
+    /// Asks for the newest sealed step if a worker waits for its copies, but a later step was
+    /// named.
     pub(super) fn awaits_copies(&mut self) {
         let Some(crew) = self.crew.as_ref().filter(|c| !c.killing) else { return };
         let replicas = &crew.replicas;
@@ -145,7 +146,7 @@ impl Agent {
         }
     }
 
-    /// Sending has ended. `step` is the step that now has its replicas, if that was possible.
+    /// Reports the end of sending. `step` is the step that now has its replicas; `None`: it failed.
     pub(super) fn replica_done(&mut self, step: Option<Step>, round: u64, digests: &[(u32, u64)]) {
         let Some(crew) = self.crew.as_mut() else { return };
         crew.replicas.busy = false;
@@ -153,7 +154,7 @@ impl Agent {
         let Some(sealed) = crew.replicas.newest(crew.slot.workers) else { return };
         let first = crew.slot.first_rank.0;
         match step {
-            // With the connection it was asked for another.
+            // The new connection has already asked for another step.
             _ if stale => {}
             Some(step) => {
                 let digests = digests.iter().map(|(local, digest)| (Rank(first + local), *digest)).collect();

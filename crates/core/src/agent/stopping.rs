@@ -49,7 +49,7 @@ impl Agent {
     fn ask_to_stop(&mut self, now: Time, signal: i32) {
         let what = Stop { signal, at: self.last_step() };
         if self.connected && self.began.is_some() && self.over.is_none() {
-            // The connection may be dead without anybody having noticed.
+            // The connection may be dead, and this agent may not have noticed.
             let alone_at = now.after(self.config.spec.ladder().silence * 3);
             self.stop = Some(Stage::Asked { what, alone_at });
             self.send(Report::StopRequested(what));
@@ -94,8 +94,8 @@ impl Agent {
         }
     }
 
-    /// Asks for the stop as soon as its step can be named, and stops by itself if what it asked for
-    /// was not ordered in time.
+    /// Asks for the stop as soon as its step can be named, and stops by itself if the stop was not
+    /// ordered in time.
     pub(super) fn pursue_stop(&mut self, now: Time) {
         let due = self.stop_deadline().is_some_and(|at| now >= at);
         match self.stop {

@@ -40,7 +40,7 @@ struct Vanished {
 /// The processes that have trained in place of a launched one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Trainers {
-    /// The last look before the latest one claimed the step board.
+    /// The last observation before the latest process claimed the step board.
     before: Option<Observation>,
     /// The latest one has completed a step.
     trained: bool,

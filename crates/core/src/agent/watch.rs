@@ -56,7 +56,7 @@ pub struct Watch {
 pub enum Silence {
     /// The silence has lasted this long and is not over.
     Lasts(Duration),
-    /// The same, while the worker waits for its data loader.
+    /// The silence has lasted this long, while the worker waits for its data loader.
     WithoutData(Duration),
     /// Steps have resumed; the silence lasted this long.
     Over(Duration),
@@ -122,7 +122,7 @@ impl Watch {
     }
 
     /// Returns how a worker's script ended, given how its process ended. A crash may kill the
-    /// interpreter of a failed script during shutdown, which is no evidence about the failure.
+    /// interpreter of a failed script during shutdown, which is not evidence about the failure.
     #[must_use]
     pub fn of_script(&self, outcome: Outcome) -> Outcome {
         match (outcome, self.last.map(|o| o.script)) {
@@ -239,7 +239,7 @@ impl Watch {
         }
         let end = seen.trainer.and_then(|t| t.end);
         if matches!(end, Some(TrainerEnd::Over | TrainerEnd::Left)) {
-            // The launched process goes on with something else, of which nothing is known.
+            // The launched process continues with something else, of which nothing is known.
             return None;
         }
         if seen.section.inside {
@@ -295,7 +295,8 @@ mod tests {
         Ladder::from_detect_timeout(Duration::from_secs(2))
     }
 
-    /// The same, with more CPU time used and more ticks, free ticks and changes of the stack.
+    /// Returns an observation with more CPU time used and more ticks, free ticks and changes of the
+    /// stack.
     fn later(seen: Observation, cpu_ms: u64, [ticks, free_ticks, stack_changes]: [u64; 3]) -> Observation {
         let Observation { process, interpreter, .. } = seen;
         Observation {
@@ -468,12 +469,12 @@ mod tests {
     fn another_process_that_trains_has_used_little_cpu_time() {
         let trainer = |end| Some(Trainer { pid: 8, end });
         let busy = |i, s: Observation| {
-            // The first look at another process: its CPU time begins anew.
+            // The first observation of another process: its CPU time begins anew.
             let s = if i == 0 { Observation { process: Process::default(), ..s } } else { s };
             Observation { trainer: trainer(None), ..later(s, if i == 0 { 40 } else { 10 }, [0; 3]) }
         };
         assert_eq!(run(40, busy), None);
-        // The launcher goes on with something that everstep does not see.
+        // The launcher continues with something that everstep does not see.
         let idle = |end| move |_, s| Observation { trainer: trainer(end), process: Process::default(), ..s };
         assert_eq!(run(100, idle(Some(TrainerEnd::Over))), None);
         assert_eq!(run(100, idle(Some(TrainerEnd::Left))), None);

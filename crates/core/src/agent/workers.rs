@@ -20,7 +20,7 @@ use std::time::Duration;
 /// Time given to a worker that shuts itself down after an exception (its loggers finish, its
 /// buffers are flushed).
 const TAKE_DOWN: Duration = Duration::from_secs(3);
-/// The same for a worker that only lost its connection to another rank: the cause lies there, and
+/// Time given to a worker that only lost its connection to another rank: the cause lies there, and
 /// is known.
 const TAKE_DOWN_FOLLOWER: Duration = Duration::from_millis(500);
 /// SIGUSR1, SIGUSR2 and SIGCONT: left to the workers, unless the user lists them in
@@ -244,8 +244,8 @@ impl Agent {
         self.failed(FailedWorker { local_rank, pid, cause, words, extent });
     }
 
-    /// Notes a worker that died of a signal which nobody here had sent. If that is known only after
-    /// the order to end all workers, it is still a failure of its own.
+    /// Records a worker that died of a signal that no process on this node had sent. If that is
+    /// known only after the order to end all workers, it is still a failure of its own.
     fn killed(&mut self, exit: &WorkerExit) {
         if let Some(crew) = self.crew.as_mut().filter(|_| !exit.asked)
             && matches!(exit.outcome, Outcome::Signal(_))
@@ -284,14 +284,14 @@ impl Agent {
         crew.raised.remove(&local_rank);
         let may_end = crew.end_by.is_some() && crew.raised.is_empty() && !crew.killing;
         if crew.killing {
-            // The worker may have failed on its own when others did: what it reported counts, not
-            // how it was ended.
+            // The worker may have failed on its own when others did: its report counts, not how it
+            // was ended.
             if was_over && !well && !asked {
                 return self.crashed_at_exit(failed);
             }
             if !well && !asked && (of_process == Outcome::Code(0) || watch.is_shutting_down()) {
-                // Whatever ended the process that trained was not sent from here; an exit code of
-                // the script says that it has failed.
+                // The signal that ended the process that trained was not sent from here; an exit
+                // code shows that the script has failed.
                 crew.killed.insert(local_rank);
             }
             let killed = crew.killed.contains(&local_rank);
@@ -311,7 +311,7 @@ impl Agent {
             }
             self.end_a_vain_wait();
         } else if well && reported {
-            // Its failure was reported, and stands.
+            // Its failure has been reported already.
         } else if well {
             self.ended(local_rank, extent, exited);
         } else if was_over {

@@ -166,15 +166,15 @@ impl Job {
         self.changed(false);
     }
 
-    /// Takes back that the training counts as finished: a rank at its end says that it has failed.
+    /// Withdraws that the training counts as finished: a rank at its end has reported a failure.
     fn is_not_done(&mut self) {
         if self.record.giving_up.take_if(|g| g.code == ExitCode::Done.number()).is_some() {
             self.changed(false);
         }
     }
 
-    /// Restarts the job after all if what it was given up for is explained by a killed process or a
-    /// lost node.
+    /// Restarts the job after all if the failure for which it was given up is explained by a killed
+    /// process or a lost node.
     fn reconsider(&mut self, now: Time) {
         let killed = self.evidence.window().is_some_and(BlameWindow::has_killed);
         let allowed = self.record.budget_allows(now, false).is_ok();

@@ -32,20 +32,20 @@ pub enum Command {
     /// Send an order to an agent. It waits until the write in `after` has succeeded, and is
     /// discarded if that write failed.
     Send {
-        /// Connection of the agent.
+        /// Connection of the agent that gets the order.
         session: Session,
-        /// The order.
+        /// The order to send.
         order: Order,
         /// The write that this order depends on.
         after: Option<PersistId>,
     },
     /// Write to the store; the result comes back as an event.
     Persist {
-        /// Number of this write.
+        /// Number of this write, by which its result is recognized.
         id: PersistId,
-        /// The key.
+        /// Key in the store.
         key: String,
-        /// The value (JSON).
+        /// Value to write (JSON).
         value: Vec<u8>,
         /// What must hold for the write.
         precondition: Precondition,

@@ -8,11 +8,11 @@
 //!        └────────── otherwise ─────────────────────────────────────> a failure like any other
 //! ```
 //!
-//! "Where another rank has ended" is after the same last step, with no backward pass more, and, if
-//! the script says how many steps there are (`ckpt.steps(N)`), after all of them. A rank that ends
-//! in the middle of the training makes the others fail in the next step, which they may not
-//! complete. A rank whose interpreter is shutting down may still say with its exit code that it has
-//! failed, so a crash where it ended is held for ten seconds, or until its process has ended.
+//! "Where another rank has ended" is after the same last step, with no further backward pass, and,
+//! if the script reports how many steps there are (`ckpt.steps(N)`), after all of them. A rank that
+//! ends in the middle of the training makes the others fail in the next step, which they may not
+//! complete. A rank whose interpreter is shutting down may still report a failure with its exit
+//! code, so a crash where it ended is held for ten seconds, or until its process has ended.
 //!
 //! Other ranks may be a moment behind: an abort is reported before the last lines of their scripts
 //! have run. So a crash that may have come after the last step is held for a second before
@@ -230,8 +230,8 @@ impl Job {
         self.finish();
     }
 
-    /// Keeps in the record that ranks of a lost node had ended: their node cannot tell a coordinator
-    /// that starts later.
+    /// Keeps in the record that ranks of a lost node had ended: their node cannot report it to a
+    /// coordinator that starts later.
     pub(super) fn keep_ends(&mut self, id: &NodeId) {
         let ended = self.record.world.slot(id).map(|slot| self.ending.ended_on(slot)).unwrap_or_default();
         self.record.ended.retain(|(rank, _)| ended.iter().all(|(other, _)| other != rank));

@@ -22,32 +22,32 @@ pub enum StoreFailure {
 pub enum Event {
     /// An agent opened a connection and introduced itself.
     Joined {
-        /// The connection.
+        /// Number of the new connection.
         session: Session,
         /// The node and its state.
         hello: Box<Hello>,
     },
     /// A connection ended, or was silent for longer than [`crate::spec::Ladder::silence`].
     Lost {
-        /// The connection.
+        /// Number of the connection.
         session: Session,
     },
     /// A message came only after half of the silence that ends a connection: packets are being
     /// lost.
     Late {
-        /// The connection.
+        /// Number of the connection.
         session: Session,
     },
     /// An agent sent a report.
     Report {
-        /// The connection.
+        /// Number of the connection.
         session: Session,
-        /// The report.
+        /// The agent's report.
         report: Report,
     },
-    /// A write returned.
+    /// A write to the store has returned.
     Persisted {
-        /// Number of the write.
+        /// Number of the write, from [`super::command::Command::Persist`].
         id: PersistId,
         /// The new version of the key, or why the write failed.
         result: Result<Version, StoreFailure>,
@@ -63,7 +63,7 @@ pub enum Event {
     Provisioned {
         /// The job.
         job: JobId,
-        /// Number of the request.
+        /// Number of the request within the job.
         id: u64,
         /// Why the request failed, if it did.
         result: Result<(), String>,
@@ -72,27 +72,27 @@ pub enum Event {
     Approved {
         /// The job.
         job: JobId,
-        /// Number of the request.
+        /// Number of the request within the job.
         id: u64,
     },
     /// An agent reported the progress of its workers, together with a keep-alive.
     Progress {
-        /// The connection.
+        /// Number of the connection.
         session: Session,
         /// Generation of the workers.
         generation: Generation,
-        /// Their progress.
+        /// Progress of each rank.
         ranks: Vec<RankProgress>,
     },
     /// A detector found machines of the current world that behave unlike their peers.
     Unlike {
         /// The job.
         job: JobId,
-        /// What was found.
+        /// The machines, and how they differ from their peers.
         finding: Finding,
     },
     /// The store shows that a later coordinator has started (watch on the key of the epoch).
     Superseded,
-    /// The deadline has passed.
+    /// The deadline of the coordinator has passed.
     Tick,
 }

@@ -96,7 +96,7 @@ impl Job {
         }
     }
 
-    /// Records the step that the leader named, and tells all ranks to hold there.
+    /// Records the step that the leader named, and orders all ranks to hold there.
     pub(super) fn step_proposed(&mut self, now: Time, step: Option<Step>, out: &mut Output) {
         match step {
             // The duration of a step is not known yet.

@@ -192,10 +192,11 @@ impl Coordinator {
         }
         let job = self.jobs.entry(id.clone()).or_insert_with(|| Job::new(&hello, now));
         let over = matches!(job.phase, Phase::Over { .. });
-        // Whoever was welcomed to this run only hears of its end, however late it comes back.
+        // An agent that was welcomed to this run is only informed of its end, however late it comes
+        // back.
         let of_this_run = hello.began == Some(job.record.began)
             || matches!(&job.record.stage, Stage::Ended { attached, .. } if attached.contains(&hello.incarnation));
-        // A lost connection may come back for a while, but not to a job that is over: whoever
+        // A lost connection may come back for a while, but not to a job that is over: a user who
         // starts the job again right after its end wants a new run.
         let gone = job.nodes.sessions().next().is_none();
         if over && gone && !job.write.is_pending() && hello.running.is_none() && !of_this_run {

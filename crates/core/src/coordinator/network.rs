@@ -7,8 +7,8 @@ use crate::id::NodeId;
 use crate::message::{Cause, Failure, Hello, Order};
 use crate::time::Time;
 
-/// Maximum number of restarts within a day that are put down to the network: an error that only
-/// looks like it must not restart a job forever.
+/// Maximum number of restarts within a day that are attributed to the network: an error that only
+/// resembles a network error must not restart a job forever.
 const NETWORK_RESTARTS_PER_DAY: usize = 50;
 
 impl Job {

@@ -148,7 +148,7 @@ impl Job {
         let clean = found.is_clean();
         let fact = Fact::Checked { incident, nodes: checking.nodes() as u64, rounds: checking.round(), found };
         out.record(fact);
-        // With `Only`, the findings are the reason for the end, which everyone is told anyway.
+        // With `Only`, the findings are the reason for the end, which is sent to all nodes anyway.
         if clean || !only {
             self.to_all(&Order::Notice { what: what.clone() }, out);
         }

@@ -11,8 +11,8 @@ use crate::time::Time;
 ///
 /// Nodes of the previous world come first (they hold the memory checkpoints), then lower ids. The
 /// chosen nodes are ordered by id. With `keep_together`, only nodes of the previous world are
-/// chosen if there are enough of them. With fewer nodes than the maximum, the world forms when
-/// nobody has joined for the last-call time, or at once without a `last_join`.
+/// chosen if there are enough of them. With fewer nodes than the maximum, the world forms when no
+/// node has joined for the last-call time, or at once without a `last_join`.
 ///
 /// # Errors
 /// Returns the reason to keep waiting, and when the wait can end by itself.

@@ -27,7 +27,7 @@ impl Job {
         self.nodes.get(node).filter(|n| n.hello.incarnation == slot.incarnation).map(|_| slot.incarnation)
     }
 
-    /// Reports the finding, and acts as the policy says.
+    /// Reports the finding, and acts according to the policy.
     pub(super) fn unlike(&mut self, now: Time, finding: Finding, out: &mut Output) {
         // A machine that has just failed is unlike the others, too.
         if !self.phase.is_settled() || self.recovery.is_open() {
@@ -55,7 +55,7 @@ impl Job {
         out.send_each(self.leader(), &Order::Notice { what });
         let fact = Fact::Unlike { incident, generation, finding: finding.clone() };
         out.record(fact);
-        // Removing a machine does not fix what it shares with others.
+        // Removing a machine does not fix a fault that it shares with others.
         if finding.group || finding.nodes.len() > 1 {
             return;
         }

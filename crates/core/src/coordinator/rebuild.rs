@@ -1,4 +1,4 @@
-//! Which lost shards can be computed from what is left of their stripes (X6).
+//! Which lost shards can be computed from the remains of their stripes (X6).
 
 use super::job::Job;
 use crate::id::{Generation, Rank, Step};
@@ -6,9 +6,9 @@ use crate::message::{Holding, Parity, Rebuild, StripeLeft};
 use std::collections::BTreeSet;
 
 impl Job {
-    /// Every step at which `rank`'s shard can be computed from others in memory: of each stripe
-    /// that it brings a part to, as many shards are left as it has members. The rank's own shard
-    /// does not count, whether it is there or not.
+    /// Returns every step at which `rank`'s shard can be computed from others in memory: each
+    /// stripe to which it contributes a part has at least as many shards left as it has members.
+    /// The rank's own shard does not count, whether it is there or not.
     pub(super) fn rebuilds(&self, rank: Rank) -> Vec<Rebuild> {
         let size = self.record.world.size();
         let all: Vec<(String, &Parity)> = self
@@ -47,7 +47,7 @@ impl Job {
         Some(Rebuild { of: Holding { step, generation, rank, world_size, shared: false }, stripes })
     }
 
-    /// A node that holds this very shard.
+    /// Returns the replica address of a node that has exactly this shard.
     fn holder(&self, rank: Rank, generation: Generation, step: Step) -> Option<String> {
         let world_size = self.record.world.size();
         let is = |h: &Holding| (h.rank, h.world_size, h.generation, h.step) == (rank, world_size, generation, step);

@@ -109,7 +109,7 @@ impl Job {
     /// Returns what a request is about, if a person may approve it.
     ///
     /// # Errors
-    /// Returns a sentence that says why not.
+    /// Returns a sentence with the reason why it may not be approved.
     pub fn may_approve(&self, id: u64) -> Result<String, String> {
         let request = self.record.machines.requests().iter().find(|r| r.id == id);
         let request = request.ok_or_else(|| format!("there is no request {id}; everstep approve lists them"))?;

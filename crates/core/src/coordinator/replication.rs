@@ -1,14 +1,14 @@
-//! Which step is replicated next, and when it is held by all (Gemini §3.2: two complete versions
-//! stay until a newer one is complete everywhere).
+//! Decides which step is replicated next, and when all nodes have it (Gemini §3.2: two complete
+//! versions stay until a newer one is complete everywhere).
 //!
-//! One step at a time: the coordinator names it, every node replicates it and says so, and when all
-//! have, it is committed and the next one is named: the newest that any node has sealed, or, where
+//! One step at a time: the coordinator names it, every node replicates it and reports that. When
+//! all have, it is committed and the next one is named: the newest that any node has sealed, or, if
 //! steps are so short that it may be overwritten by then, the one after it. So all nodes replicate
 //! the same steps, a slow network lowers the frequency instead of slowing training down (G11), and
-//! nothing is overwritten before what replaces it is complete everywhere. Where a code takes the
-//! place of full copies (X6), a node's part is to compute the parity of others' shards; all else is
-//! the same. Each naming is a round: what comes from an earlier one is not counted, because nodes
-//! may have let go of it.
+//! nothing is overwritten before its replacement is complete everywhere. If a code is used instead
+//! of full copies (X6), a node's part is to compute the parity of others' shards; the rest is the
+//! same. Each naming is a round: a report of an earlier round is not counted, because nodes may
+//! have dropped that step.
 
 use super::command::Fact;
 use super::job::{Job, RoundState};
@@ -19,7 +19,7 @@ use crate::placement::{code_groups, place, stripe};
 use crate::time::Time;
 
 impl Job {
-    /// A node takes part, or cannot replicate the step that was named.
+    /// Records that a node takes part, or cannot replicate the step that was named.
     pub(super) fn sealed(&mut self, node: &NodeId, sealed: Sealed, out: &mut Output) {
         if self.record.world.slot(node).is_none() {
             return;
@@ -31,7 +31,7 @@ impl Job {
         }
     }
 
-    /// Names a step and tells everybody with whom to replicate it.
+    /// Names a step, and sends all nodes the plan for replicating it.
     fn begin_replication(&mut self, out: &mut Output) {
         let round = self.replicas.name_next(self.growth.step());
         let (wish, committed) = (self.replicas.wish(), self.replicas.committed());
@@ -43,8 +43,8 @@ impl Job {
         }
     }
 
-    /// Who sends to whom. Ranks that hold the same are copies of each other: nothing is sent
-    /// between them while there are enough nodes.
+    /// Returns the nodes that each node sends to and receives from. Ranks with the same state are
+    /// copies of each other: nothing is sent between them while there are enough nodes.
     fn placement(&self, wish: Redundancy) -> Vec<(NodeId, Replication)> {
         let slots = &self.record.world.slots;
         let replicas = wish.replicas as usize;
@@ -73,8 +73,8 @@ impl Job {
         self.record.world.slots.iter().map(|s| domain(&s.node)).collect()
     }
 
-    /// Which stripes each node computes, and whose parity shards it keeps: one stripe for each of
-    /// its ranks, or of those of the node of its group that has the most.
+    /// Returns which stripes each node computes, and whose parity shards it keeps: one stripe for
+    /// each of its ranks, or for each rank of the node of its group that has the most.
     fn code(&self, wish: Redundancy) -> Vec<(NodeId, Replication)> {
         let slots = &self.record.world.slots;
         let most = slots.iter().map(|s| s.workers).max().unwrap_or(0);
@@ -112,9 +112,9 @@ impl Job {
         plans
     }
 
-    /// A node has its shards of a step where they belong. When all have, the step is committed,
-    /// unless the job is over: agents that have already ended would not know of the step, and what
-    /// is left in memory must be the same step everywhere.
+    /// Records that the shards of a node's step are on all their keepers. When all nodes have
+    /// reported this, the step is committed, unless the job is over: agents that have already ended
+    /// would not know of the step, and the remaining step in memory must be the same everywhere.
     pub(super) fn replicated(&mut self, now: Time, node: &NodeId, replicated: Replicated, out: &mut Output) {
         let (generation, step) = (self.record.generation, replicated.step);
         if self.record.world.slot(node).is_none() || self.phase.is_over() || self.replicas.is_committed(step) {
@@ -126,7 +126,7 @@ impl Job {
             RoundState::Mixed => return self.begin_replication(out),
             RoundState::Complete { first } => first,
         };
-        // Ranks that hold the same must hold the same bits (X5).
+        // Ranks with the same state must have the same bits (X5).
         if let Some(found) = self.replicas.compare(self.record.world.size() as usize) {
             self.diverged(step, found, out);
         }

@@ -76,8 +76,8 @@ impl Job {
         }
     }
 
-    /// Ends a job that cannot run anywhere. That is no failure of the node that reports it. A job
-    /// that is stopping ends as it was asked to.
+    /// Ends a job that cannot run anywhere. That is not a failure of the node that reports it. A
+    /// job that is stopping ends as requested.
     fn refused(&mut self, reason: ExitReason) {
         if !self.phase.is_over() && !matches!(self.phase, Phase::Stopping { .. }) {
             let ExitReason { code, why } = reason;

@@ -40,7 +40,7 @@ impl Job {
         // A node that comes back when its job is over is in no world: there is nothing to decide.
         if self.record.world.slot(node).is_some() {
             self.shards.set_held(node, holdings);
-            // What an earlier life of the coordinator decided stands.
+            // A decision of an earlier life of the coordinator is not changed.
             if self.record.restored_by(self.record.generation).is_none() {
                 self.decide(now, out);
             }
@@ -80,8 +80,8 @@ impl Job {
     }
 
     /// Answers a node that asks what to restore after an earlier life of the coordinator has
-    /// decided it, and has perhaps told other nodes. The step stays the same; only the sources of
-    /// this node's ranks are looked up again.
+    /// decided it, and has perhaps informed other nodes. The step stays the same; only the sources
+    /// of this node's ranks are determined again.
     fn decided_before(&mut self, now: Time, node: &NodeId, step: Step, out: &mut Output) {
         let Some((session, slot)) = self.nodes.get(node).and_then(|n| n.session).zip(self.record.world.slot(node))
         else {
@@ -131,8 +131,8 @@ impl Job {
         }
         self.record.add_restore(generation, step.unwrap_or(Step(0)));
         self.record.durable = self.durable_up_to(step);
-        // The nodes are told once it is written: a coordinator that restarts in between must not
-        // decide differently.
+        // The nodes are informed once the decision is written: a coordinator that restarts in
+        // between must not decide differently.
         self.changed(true);
         let nodes = u32::try_from(self.record.world.slots.len()).unwrap_or(u32::MAX);
         let lost = self.recovery.high_water().map_or(0, |high| high.0.saturating_sub(step.map_or(0, |s| s.0)));
@@ -297,7 +297,7 @@ impl Job {
         (hello.replica_port != 0).then(|| format!("{}:{}", hello.host, hello.replica_port))
     }
 
-    /// Returns the orders that tell each node what its ranks restore, once that is decided.
+    /// Returns the orders that name to each node what its ranks restore, once that is decided.
     pub(super) fn restore_orders(&self) -> Vec<(NodeId, Session, Order)> {
         let Some(Decision { step, sources }) = self.shards.decision() else { return Vec::new() };
         let order = |(id, session): (&NodeId, Session)| {
@@ -336,17 +336,18 @@ impl Job {
         go_on.then_some(without)
     }
 
-    /// Handles a rank that could not read what it was told to restore: the world forms again and
-    /// restores something else. Unreadable sources are not offered again, so this ends; it does not
-    /// use up the restart budget.
+    /// Handles a rank that could not read the shard that it was ordered to restore: the world forms
+    /// again and restores another one. Unreadable sources are not offered again, so this ends; it
+    /// does not use up the restart budget.
     pub(super) fn restore_failed(&mut self, now: Time, rank: Rank, unreadable: Unreadable, out: &mut Output) {
         if self.phase.is_training() && self.shards.mark_unreadable(rank, unreadable) {
             self.restore_again(now, rank, unreadable, out);
         }
     }
 
-    /// Handles a rank that could not fetch what it was told to restore. The world forms again, and
-    /// the nodes report again what they have. A source that fails repeatedly counts as unreadable.
+    /// Handles a rank that could not fetch the shard that it was ordered to restore. The world
+    /// forms again, and the nodes report again what they have. A source that fails repeatedly
+    /// counts as unreadable.
     pub(super) fn fetch_failed(&mut self, now: Time, rank: Rank, missing: Unreadable, out: &mut Output) {
         if self.phase.is_training() {
             self.shards.note_failed_fetch(rank, missing);

@@ -40,8 +40,8 @@ impl Job {
         }
     }
 
-    /// Records the crashes that were held because they may have come after the last step. Nobody
-    /// finds out any more, and the restart that would follow is not made.
+    /// Records the crashes that were held because they may have come after the last step. This can
+    /// no longer be determined, and the job is not restarted for them.
     fn record_held_crashes(&mut self, out: &mut Output) {
         let mut held = self.ending.release().into_iter();
         let Some((node, failure)) = held.next() else { return };

@@ -11,9 +11,9 @@ pub enum Timer {
     Reconnect,
     /// Too few nodes have joined, and the job gives up.
     JoinTimeout,
-    /// An old world that nobody can confirm has ended itself.
+    /// The workers of an old world have ended by themselves, although no agent can confirm it.
     OldWorld,
-    /// Nobody has joined for a while: the world forms with the nodes that are there.
+    /// No node has joined for a while: the world forms with the nodes that are attached.
     LastCall,
     /// A node that does not end its workers is not waited for.
     Fence,

@@ -29,7 +29,7 @@ struct Reader {
     world: u32,
     /// Latest median duration of a step, in microseconds.
     step_us: Option<u64>,
-    /// The run has ended.
+    /// Whether the run has ended.
     over: bool,
 }
 

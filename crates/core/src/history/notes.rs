@@ -1,14 +1,14 @@
-//! What people should know about a job's latest run although it was no incident.
+//! Notes for people on a job's latest run, about facts that are not incidents.
 
 use super::entry::Entry;
 use crate::coordinator::command::Fact;
 use crate::coordinator::wording::unconfirmed;
 
-/// Exit codes from here on say that somebody stopped the job with a signal.
+/// Exit codes from here on mean that a signal stopped the job.
 const SIGNALLED: i32 = 128;
 
 /// Returns the notes on a job's latest run, one sentence each: ends that nothing confirms, and why
-/// the job could not go on if no incident shows that.
+/// the job could not continue if no incident shows that.
 #[must_use]
 pub fn notes(entries: &[Entry]) -> Vec<String> {
     let mut notes: Vec<String> = Vec::new();

@@ -12,12 +12,12 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Record {
     /// Time from the beginning of the history.
     pub t_s: f64,
-    /// The node at fault.
+    /// Name of the node at fault.
     pub node: String,
     /// `sev1`: the node failed; `sev2`: a process failed; `sev3`: a problem that may pass without
     /// action (Unicron, table 1).
     pub kind: String,
-    /// Class of the failure.
+    /// Class of the failure, as in the failure table.
     #[serde(default)]
     pub cause: String,
     /// Time until the node was back; `None`: it did not come back, or nothing was wrong with it.
@@ -42,7 +42,7 @@ pub struct Record {
 pub struct Span {
     /// Always `cluster`.
     pub kind: String,
-    /// Number of nodes.
+    /// Number of nodes in the cluster.
     pub nodes: u32,
     /// Length of the period, in seconds.
     pub length_s: f64,

@@ -17,7 +17,7 @@ pub struct Sums {
     pub queued: u64,
     /// New steps; `None`: unknown, because a script without step numbers was restarted.
     pub new_steps: Option<u64>,
-    /// Repeated steps; `None` likewise.
+    /// Repeated steps; `None`: unknown, for the same reason.
     pub repeated_steps: Option<u64>,
     /// There may have been more new steps: all nodes that had completed them were lost before they
     /// reported them.
@@ -117,7 +117,7 @@ struct Run {
     /// When the first generation started, and its number of ranks.
     started: Option<(u64, u32)>,
     over: bool,
-    /// The job has finished.
+    /// Whether the job has finished.
     finished: bool,
 }
 
@@ -349,7 +349,7 @@ mod tests {
         // A node that was there, too, knows how far they were.
         let survivor = said(4, Account { steps: steps(0, 63), ..account(1, &[], 0) });
         assert_eq!(more(&[entries.clone(), vec![survivor]].concat()), (Some(63), false, false));
-        // The job goes on from where it was known to be, and finishes.
+        // The job continues from the last known step, and finishes.
         entries.push(fact(5, started(2, 1)));
         entries.push(said(6, Account { steps: steps(50, 5), ..account(2, &[], 0) }));
         assert_eq!(more(&entries), (Some(60), true, true));

@@ -72,7 +72,7 @@ impl Usual {
     }
 
     fn saw(&mut self, each: u64, steps: u64) {
-        // Steps completed between two looks count as that many equal steps, up to 16.
+        // Steps completed between two observations count as that many equal steps, up to 16.
         for _ in 0..steps.min(16) {
             self.times.push_back(each);
             self.since += 1;
@@ -109,8 +109,8 @@ impl Meter {
             let within = more.min(left);
             self.spent.put(category, within);
             left -= within;
-            // A section counted only at its end began before the last look, when it was taken for a
-            // part of a step.
+            // A section counted only at its end began before the last observation, when it was
+            // taken for a part of a step.
             let earlier = (more - within).min(self.pending);
             self.pending -= earlier;
             self.spent.put(category, earlier);

@@ -52,7 +52,7 @@ impl Steps {
 /// How a worker ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It finished.
+    /// It finished without an error.
     Well,
     /// It failed, so its incomplete step is lost.
     Failed,
@@ -69,7 +69,7 @@ enum Idle {
     Decide,
     /// The node waits for a place in the world.
     Spare,
-    /// The node is excluded.
+    /// The node is excluded from the job.
     Excluded,
     /// The job is ending.
     Suspended,

@@ -9,19 +9,19 @@ use serde::{Deserialize, Serialize};
 pub struct ShardWritten {
     /// State after this many steps.
     pub step: Step,
-    /// Only shards of the same generation make up a checkpoint: that which captured this one, or,
-    /// for a past that all ranks share, that which goes on from it.
+    /// Only shards of the same generation make up a checkpoint: the generation that captured this
+    /// one, or, for a past that all ranks share, the one that continues from it.
     pub captured: Generation,
     /// The user's checkpoint directory.
     pub directory: String,
-    /// The shard's file.
+    /// File of the shard, and its checksum.
     pub shard: ShardFile,
 }
 
 /// A durable checkpoint whose shards are all written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Publish {
-    /// The step.
+    /// Step of the checkpoint.
     pub step: Step,
     /// [`ShardWritten::captured`] of the shards.
     pub captured: Generation,
@@ -40,6 +40,6 @@ pub struct SnapshotInterval(pub u64);
 pub struct SnapshotEvery {
     /// First step of the new interval. No rank has passed it when all ranks learn of it.
     pub from: Step,
-    /// The interval.
+    /// The new interval between snapshots.
     pub every: SnapshotInterval,
 }

@@ -12,7 +12,7 @@ pub struct ExitReason {
     pub why: String,
 }
 
-/// A stop of the job that somebody has asked for.
+/// A stop of the job that a user or a signal has requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stop {
     /// Number of the signal.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub struct Hello {
     /// Node id, unique in the job.
     pub node: NodeId,
-    /// Life of the agent.
+    /// This life of the agent.
     pub incarnation: Incarnation,
     /// What the job needs; all nodes must present the same spec.
     pub spec: JobSpec,

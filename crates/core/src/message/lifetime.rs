@@ -20,7 +20,7 @@ pub struct Start {
 /// The first new step that all workers of a node have completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FirstStep {
-    /// Steps completed.
+    /// Number of steps completed.
     pub step: Step,
     /// The step that the workers continue from; `None`: not known.
     pub from: Option<Step>,

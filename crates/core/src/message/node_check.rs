@@ -1,4 +1,4 @@
-//! A check of the nodes, in rounds: what a node is to test, and what it found.
+//! A check of the nodes, in rounds: the tests of a node, and their results.
 
 use crate::id::NodeId;
 use crate::node_check::Speed;
@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 pub struct Check {
     /// The check, named by the time at which it began.
     pub check: Time,
-    /// Round of the check.
+    /// Number of the round in the check.
     pub round: u32,
-    /// Measure this machine first.
+    /// Whether to measure this machine first.
     pub measure: bool,
     /// Then run a collective with each of these nodes, all at the same time.
     pub partners: Vec<Partner>,
@@ -21,13 +21,13 @@ pub struct Check {
 /// A node to test a collective with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Partner {
-    /// The other node.
+    /// Id of the other node.
     pub node: NodeId,
     /// Host of the store at which the two nodes meet.
     pub host: String,
     /// Port of that store.
     pub port: u16,
-    /// This node's ranks come first, and it serves the store.
+    /// Whether this node's ranks come first, and it serves the store.
     pub first: bool,
 }
 
@@ -42,6 +42,6 @@ pub struct Checked {
     pub speed: Option<Result<Speed, String>>,
     /// By partner: duration of the collective in microseconds, or `None` if it failed.
     pub pairs: Vec<(NodeId, Option<u64>)>,
-    /// Why nothing could be checked, which is no evidence about the machine.
+    /// Why nothing could be checked, which is not evidence about the machine.
     pub cannot: Option<String>,
 }

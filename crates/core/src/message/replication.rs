@@ -32,12 +32,12 @@ pub struct Sealed {
 /// Shards of one node that are sealed and have their replicas.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Replicated {
-    /// The step.
+    /// Step of the shards.
     pub step: Step,
     /// Newest step that all workers of this node have sealed.
     pub sealed: Step,
     /// Digest of each rank's state, where all ranks should hold the same.
     pub digests: Vec<(Rank, u64)>,
-    /// As in [`Round`].
+    /// Number of the round; see [`Round`].
     pub round: u64,
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct Holdings {
     /// Shards of its own ranks, and copies of others'.
     pub held: Vec<Holding>,
-    /// Parity shards.
+    /// Parity shards that this node keeps.
     #[serde(default)]
     pub parity: Vec<Parity>,
 }
@@ -17,7 +17,7 @@ pub struct Holdings {
 /// The shards that one rank could restore.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankOffers {
-    /// The rank.
+    /// Global rank of the worker.
     pub rank: Rank,
     /// Its offers.
     pub offers: Offers,
@@ -40,11 +40,11 @@ pub struct Restore {
     pub found: bool,
 }
 
-/// What a rank was told to restore but could not read.
+/// A shard that a rank was ordered to restore but could not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Unreadable {
     /// The step to restore.
     pub step: Step,
-    /// The tier it was to be read from.
+    /// The tier from which it was to be read.
     pub tier: Tier,
 }

@@ -1,6 +1,6 @@
-//! Decides what people are told about a job's incidents, and when: once when it is known what was
-//! at fault, and once when the incident is over. A person is called only if one is needed: the job
-//! has ended, or does not recover.
+//! Decides what people learn about a job's incidents, and when: once when it is known what was at
+//! fault, and once when the incident is over. A person is called only if one is needed: the job has
+//! ended, or does not recover.
 
 mod delivery;
 mod status;
@@ -34,9 +34,9 @@ pub struct Notice {
     pub incident: u64,
     /// State of the incident.
     pub status: Status,
-    /// The node at fault.
+    /// Name of the node at fault.
     pub node: String,
-    /// Class of the failure.
+    /// Class of the failure, as in the failure table.
     pub class: String,
     /// What is at fault, for people.
     pub whose: String,

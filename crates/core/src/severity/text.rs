@@ -7,7 +7,7 @@ use super::table::{Class, Rule, Severity, Table};
 /// A class, and the evidence for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found<'t, 's> {
-    /// The class found.
+    /// The class that was found.
     pub class: &'t Class,
     /// The matching line of the text, trimmed.
     pub line: &'s str,

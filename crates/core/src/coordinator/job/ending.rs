@@ -8,7 +8,8 @@ use std::time::Duration;
 
 /// How long a crash that may have come after the last step waits for other ranks to end.
 const LAST_STEP: Duration = Duration::from_secs(1);
-/// The same while another rank's interpreter is shutting down, which shows that the end is near.
+/// The same wait while another rank's interpreter is shutting down, which shows that the end is
+/// near.
 const SHUT_DOWN: Duration = Duration::from_secs(10);
 /// Maximum number of notes on the end that are kept.
 const TOLD: usize = 4;
@@ -31,7 +32,7 @@ pub struct Ending {
     over: BTreeMap<Rank, Over>,
     /// Crashes that may have come after the last step.
     held: Vec<(NodeId, Failure)>,
-    /// When holding them ends.
+    /// When the crashes are released; `None`: none is held.
     until: Option<Time>,
     /// What people should know about the end: crashes after it, ends that nothing confirms.
     notes: Vec<String>,
@@ -41,7 +42,7 @@ pub struct Ending {
 /// vanished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vanished {
-    /// The rank.
+    /// Global rank of the worker.
     pub rank: Rank,
     /// The process that had vanished.
     pub pid: u32,
@@ -57,7 +58,7 @@ impl Ending {
     }
 
     /// Returns another rank whose script was over when it had done what the crashed worker had, but
-    /// whose process may still end with an exit code that says otherwise.
+    /// whose process may still end with an exit code that contradicts this.
     #[must_use]
     pub fn perhaps_with(&self, failure: &Failure) -> Option<Rank> {
         self.where_it_crashed(failure).next().map(|(rank, _)| rank)
@@ -140,8 +141,8 @@ impl Ending {
         }
     }
 
-    /// Forgets that a rank's script was over: its process ended with an exit code by which the
-    /// script says that it has failed. Returns whether it was known to be over.
+    /// Forgets that a rank's script was over: its process ended with an exit code that shows a
+    /// failure of the script. Returns whether it was known to be over.
     pub(crate) fn withdraw(&mut self, rank: Rank) -> bool {
         let shutting_down = self.over.get(&rank).is_some_and(|over| !over.process);
         shutting_down && self.over.remove(&rank).is_some()

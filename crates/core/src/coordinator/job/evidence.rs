@@ -31,15 +31,15 @@ impl NodeFailure {
 /// The short time after a failure in which others are collected, and the failures so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlameWindow {
-    /// Number of the incident.
+    /// Number of the incident within the run.
     incident: u64,
     /// The generation that failed.
     generation: Generation,
     /// Nodes of that generation, and the lives of their agents.
     members: BTreeMap<NodeId, Incarnation>,
-    /// When the window opened.
+    /// Time at which the window opened.
     opened: Time,
-    /// When it closes.
+    /// Time at which the window closes.
     until: Time,
     /// Whether it was extended because all failures so far are consequences.
     extended: bool,
@@ -84,7 +84,7 @@ impl Explanation {
 }
 
 impl Blame {
-    /// Returns whether it only follows from another failure, which nobody reported.
+    /// Returns whether it only follows from another failure, which was not reported.
     #[must_use]
     pub fn is_consequence(&self) -> bool {
         self.explanation == Explanation::Consequence
@@ -177,7 +177,7 @@ fn explains(sign: &Sign, failure: &Failure) -> bool {
 pub struct Evidence {
     /// The failures collected around the latest incident, for a moment.
     window: Option<BlameWindow>,
-    /// Recent signs of machines.
+    /// Recent signs of machines, with time and node.
     signs: VecDeque<(Time, NodeId, Sign)>,
 }
 

@@ -35,7 +35,7 @@ pub struct Growth {
 }
 
 impl Growth {
-    /// Begins a generation, of which these nodes are no part.
+    /// Begins a generation that these nodes are not part of.
     pub(crate) fn begin(&mut self, left_out: impl Iterator<Item = NodeId>) {
         self.attempt = None;
         self.newcomers = false;

@@ -54,7 +54,7 @@ impl Machines {
         &self.excluded
     }
 
-    /// The same, to change them.
+    /// Returns the excluded nodes, to change them.
     pub(crate) fn excluded_mut(&mut self) -> &mut [Exclusion] {
         &mut self.excluded
     }
@@ -118,7 +118,7 @@ impl Machines {
         self.excluded.iter().find(|e| e.node == *node && e.incarnation == life)
     }
 
-    /// The same, to change it.
+    /// Returns the exclusion of a node and a life of its agent, to change it.
     pub(crate) fn exclusion_mut(&mut self, node: &NodeId, life: Incarnation) -> Option<&mut Exclusion> {
         self.excluded.iter_mut().find(|e| e.node == *node && e.incarnation == life)
     }

@@ -1,9 +1,9 @@
 //! A job as the coordinator knows it, by concern. [`JobRecord`] is kept in the store; everything
 //! else is rebuilt from what agents report when they come back.
 //!
-//! What is here remembers, and answers questions about what it remembers. It sends nothing, and no
-//! file here knows another concern. The files beside this directory decide: each is an `impl Job`
-//! that handles what happens, changes the concerns that it touches, and says what to do.
+//! The files in this directory store state, and answer questions about it. They send nothing, and
+//! no file knows another concern. The files beside this directory decide: each is an `impl Job`
+//! that handles events, changes the concerns that they affect, and returns commands.
 
 mod checks;
 mod ending;
@@ -50,7 +50,7 @@ use restarts::Restarts;
 use shards::Shards;
 use std::collections::BTreeSet;
 
-/// One job.
+/// The state of one job in the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
     /// The record that the store has, or will have.
@@ -61,7 +61,7 @@ pub struct Job {
     pub nodes: Nodes,
     /// What the job is doing.
     pub phase: Phase,
-    /// Why.
+    /// Why it is doing that.
     pub reason: Reason,
     /// Shards of the current generation.
     pub shards: Shards,

@@ -9,11 +9,11 @@ pub enum NodeState {
     Active,
     /// It takes part in the job, which is between generations: it starts, restarts or stops.
     Waiting,
-    /// It is kept ready.
+    /// It is kept ready to replace another node.
     Spare,
-    /// It is excluded.
+    /// It is excluded from the job.
     Excluded,
-    /// It is not attached.
+    /// Its agent has no connection.
     Lost,
 }
 

@@ -26,9 +26,10 @@ pub struct Node {
     pub hello: Hello,
     /// Whether no worker is alive there.
     pub clean: bool,
-    /// When it joined.
+    /// Time at which it joined.
     pub joined_at: Time,
-    /// When it was told to end its workers; after a while, nobody waits for it any more.
+    /// Time at which it was ordered to end its workers; after a while, the job no longer waits for
+    /// it.
     pub fenced_at: Option<Time>,
     /// When a message from it last came late.
     pub late: Option<Time>,
@@ -173,7 +174,7 @@ impl Nodes {
         }
     }
 
-    /// Records that nodes with workers are told to end them, all or only one. Returns the
+    /// Records that nodes with workers are ordered to end them, all or only one. Returns the
     /// connections of those that are attached.
     pub(crate) fn fence(&mut self, now: Time, only: Option<&NodeId>) -> Vec<Session> {
         let told = self.by_id.iter_mut().filter(|(id, n)| !n.clean && only.is_none_or(|only| only == *id));
@@ -227,7 +228,7 @@ impl Nodes {
         self.by_id.values().filter_map(move |n| n.lost_until(ladder))
     }
 
-    /// Returns when nodes are not waited for any more that were told to end their workers.
+    /// Returns when the job stops waiting for nodes that were ordered to end their workers.
     pub(crate) fn fenced_until(&self) -> impl Iterator<Item = Time> {
         self.by_id.values().filter(|n| !n.clean).filter_map(|n| Some(n.fenced_at?.after(FENCE_PATIENCE)))
     }

@@ -10,9 +10,10 @@ use std::collections::BTreeSet;
 pub enum Phase {
     /// It waits for nodes, for fenced workers to be gone, or for others to join.
     Forming {
-        /// When this phase began.
+        /// Time at which this phase began.
         since: Time,
-        /// When the last node joined; `None`: the nodes are known, so nobody else is waited for.
+        /// When the last node joined; `None`: the nodes are known, so the job does not wait for
+        /// others.
         last_join: Option<Time>,
     },
     /// Workers run.
@@ -28,14 +29,14 @@ pub enum Phase {
         done: BTreeSet<NodeId>,
         /// When the job stops waiting for the others.
         deadline: Time,
-        /// The stop.
+        /// Signal of the stop, and the step at which ranks stop.
         stop: Stop,
     },
     /// The job is over.
     Over {
-        /// Exit code.
+        /// Exit code of the job.
         code: i32,
-        /// The cause.
+        /// Cause of the end, for people.
         why: String,
     },
 }

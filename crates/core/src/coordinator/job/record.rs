@@ -23,9 +23,9 @@ pub struct JobRecord {
     pub began: Incarnation,
     /// Newest generation; it never decreases, not even when the job runs again.
     pub generation: Generation,
-    /// World of that generation.
+    /// World of the newest generation.
     pub world: World,
-    /// Where the job stands.
+    /// Stage of the job.
     pub stage: Stage,
     /// Restarts used by this run of the job.
     restarts: u32,
@@ -47,8 +47,8 @@ pub struct JobRecord {
     /// job ends. The workers are being ended meanwhile, so nothing else would show it.
     #[serde(default)]
     pub giving_up: Option<GivingUp>,
-    /// Ranks of the current world whose scripts are over, on nodes that are lost: nobody else can
-    /// tell.
+    /// Ranks of the current world whose scripts are over, on nodes that are lost: this record is
+    /// the only evidence of it.
     #[serde(default)]
     pub ended: Vec<(Rank, Extent)>,
     /// Number of incidents so far.
@@ -69,18 +69,18 @@ pub struct JobRecord {
     pub checked: bool,
 }
 
-/// Where a job stands, as far as the store needs to know.
+/// Stage of a job, as far as the store needs to know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stage {
-    /// There is no world yet.
+    /// No world has been formed yet.
     Forming,
-    /// The record's world was promised to its nodes.
+    /// The record's world may have been sent to its nodes.
     Training,
     /// The job is over.
     Ended {
-        /// Exit code.
+        /// Exit code of the job.
         code: i32,
-        /// The cause.
+        /// Cause of the end, for people.
         why: String,
         /// Agents attached at the end: they belong to this run, whether or not they have heard of
         /// its end.
@@ -180,7 +180,7 @@ impl JobRecord {
                 format!("all {n} restarts of --max-restarts are used")
             }),
             RestartBudget::Exactly(_) => Ok(()),
-            // A lost node says nothing about the script, and its agent may have died before it
+            // A lost node is not evidence about the script, and its agent may have died before it
             // reported a step.
             RestartBudget::PerDayAfterFirstStep(_) if script && !self.progressed => {
                 Err("no optimizer step was completed, so a restart would fail the same way (to restart anyway, use --max-restarts N)".into())

@@ -13,7 +13,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 pub struct RecordWrite {
     /// Version of the key; `None` while it does not exist.
     version: Option<Version>,
-    /// The write in flight.
+    /// Number of the write in flight, if any.
     in_flight: Option<PersistId>,
     /// Whether the record changed after that write left.
     dirty: bool,

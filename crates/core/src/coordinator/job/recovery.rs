@@ -85,7 +85,7 @@ impl Recovery {
         self.open_incident.is_some()
     }
 
-    /// Returns whether the job must still catch up with what it had done before.
+    /// Returns whether the job must still repeat steps that it had completed before.
     #[must_use]
     pub fn is_behind(&self) -> bool {
         self.behind.is_some()
@@ -120,8 +120,8 @@ impl Recovery {
     /// Records the first new step of a generation, which continues `from` a step if that is known.
     /// Returns the incident that ends with it.
     ///
-    /// If the job had been further, the incident is over when it is there again. If the script
-    /// continues from an unknown step, nobody can tell when that is.
+    /// If the job had been further, the incident is over when that step is reached again. If the
+    /// script continues from an unknown step, that moment is unknown.
     pub(crate) fn first_step(&mut self, generation: Generation, step: Step, from: Option<Step>) -> Option<u64> {
         self.stepped = true;
         let incident = self.open_incident.take();

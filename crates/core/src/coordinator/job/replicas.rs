@@ -11,21 +11,22 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Replicas {
     /// Newest sealed step by node, of nodes that take part.
     sealed: BTreeMap<NodeId, Step>,
-    /// Nodes that have replicated the step at hand, with the step they took for it.
+    /// Nodes that have replicated the current step, with the step they took for it.
     done: BTreeMap<NodeId, Step>,
-    /// What tells the ranks' states of the step at hand apart.
+    /// Digests of the ranks' states of the current step.
     digests: BTreeMap<Rank, u64>,
-    /// Ranks that were found to hold something else.
+    /// Ranks whose state was found to differ.
     odd: BTreeSet<Rank>,
-    /// The step at hand.
+    /// The current step, which all nodes replicate.
     next: Option<Step>,
-    /// Newest step held by all.
+    /// Newest step that all nodes have with its replicas.
     committed: Option<Step>,
     /// The replicas to keep in addition to each rank's own state.
     wish: Redundancy,
-    /// Counts the steps that were named.
+    /// Number of the steps that were named.
     round: u64,
-    /// Steps are shorter than it takes to name one: a step that nobody has sealed yet is named.
+    /// Whether steps are shorter than it takes to name one, so that a step is named that no node
+    /// has sealed yet.
     ahead: bool,
 }
 
@@ -84,7 +85,8 @@ impl Replicas {
         true
     }
 
-    /// Names the next step: `held` if all ranks hold there to let the world grow.
+    /// Names the next step and returns its round: `held` if all ranks hold there to let the world
+    /// grow.
     pub(crate) fn name_next(&mut self, held: Option<Step>) -> Round {
         self.done.clear();
         self.digests.clear();
@@ -127,8 +129,8 @@ impl Replicas {
         RoundState::Complete { first }
     }
 
-    /// Compares what all `size` ranks hold at the step at hand, where they should hold the same
-    /// bits. Returns the odd ones if there are new ones among them.
+    /// Compares the states of all `size` ranks at the current step, which should have the same
+    /// bits. Returns the ranks that differ if there are new ones among them.
     pub(crate) fn compare(&mut self, size: usize) -> Option<Odd> {
         if self.digests.len() < size {
             return None;

@@ -10,7 +10,7 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_s
 /// A restart charged to the daily budget, while it is unknown whether the network was the cause.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Charge {
-    /// When it was charged.
+    /// Time at which it was charged.
     pub at: Time,
     /// The node that counted as lost, and the life of its agent.
     pub lost: Option<(NodeId, Incarnation)>,

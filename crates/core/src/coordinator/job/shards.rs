@@ -83,7 +83,7 @@ impl Shards {
         self.offers.insert(rank, offers);
     }
 
-    /// Returns what a rank said that it could restore.
+    /// Returns the shards that a rank has reported it could restore.
     #[must_use]
     pub fn offers(&self, rank: Rank) -> Option<&Offers> {
         self.offers.get(&rank)
@@ -95,7 +95,7 @@ impl Shards {
         self.offers.values().any(|o| o.found)
     }
 
-    /// Returns whether some rank has said what it could restore.
+    /// Returns whether some rank has reported what it could restore.
     #[must_use]
     pub fn has_offers(&self) -> bool {
         !self.offers.is_empty()
@@ -117,7 +117,7 @@ impl Shards {
         self.parity.iter().map(|(node, held)| (node, held.as_slice()))
     }
 
-    /// Returns whether all ranks and nodes of the world have said what they have.
+    /// Returns whether all ranks and nodes of the world have reported what they have.
     #[must_use]
     pub fn all_have_told(&self, world: &World) -> bool {
         self.offers.len() >= world.size() as usize && world.slots.iter().all(|s| self.held.contains_key(&s.node))
@@ -134,7 +134,7 @@ impl Shards {
         self.decision = Some(decision);
     }
 
-    /// Returns whether nobody has found this shard to be unreadable.
+    /// Returns whether no rank has found this shard to be unreadable.
     #[must_use]
     pub fn is_readable(&self, rank: Rank, step: Step, tier: Tier) -> bool {
         !self.unreadable.contains(&(rank, Unreadable { step, tier }))
