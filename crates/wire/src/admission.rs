@@ -2,7 +2,7 @@
 //! user and per machine, and errors while accepting are reported once and retried after a pause.
 //!
 //! For a connection within this machine, the kernel reports whose socket is at the other end. This
-//! also tells whether a secret may be sent there.
+//! also shows whether a secret may be sent there.
 
 use crate::limits::{UNPROVEN_PER_MACHINE, UNPROVEN_PER_USER, UNPROVEN_TOTAL};
 use crate::socket_owner::{self, Found, plain};
@@ -12,14 +12,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Who opened a connection.
+/// The origin of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Caller {
     /// This user or root, on this machine.
     Own,
     /// Another user of this machine.
     User(u32),
-    /// Another machine.
+    /// Another machine, by its address.
     Machine(IpAddr),
     /// A process on this machine that has already closed the connection.
     Gone,
@@ -52,7 +52,7 @@ pub fn caller(local: SocketAddr, peer: SocketAddr) -> Caller {
 /// accepted, so that no secret is sent there. Other machines are not checked.
 ///
 /// # Errors
-/// `PermissionDenied` if another user is there; `ConnectionReset` if nobody is, or no longer.
+/// `PermissionDenied` if another user is there; `ConnectionReset` if no process is, or no longer.
 pub fn check_peer(local: SocketAddr, peer: SocketAddr) -> io::Result<()> {
     let (local, peer) = (plain(local), plain(peer));
     let loopback = peer.ip().is_loopback();
@@ -69,21 +69,21 @@ pub fn check_peer(local: SocketAddr, peer: SocketAddr) -> io::Result<()> {
     })
 }
 
-/// What [`judge`] wants to know.
+/// A lookup that [`judge`] asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Look {
     /// The other end of the connection.
     End,
-    /// The same, even if it is bound to an interface.
+    /// The other end of the connection, even if it is bound to an interface.
     AnyEnd,
     /// The listener at the other end's address.
     Listener,
 }
 
-/// Decides whether the other end of a connection within this machine is ours. `told` says that the
+/// Decides whether the other end of a connection within this machine is ours. `told` means that the
 /// kernel knows at least our own end.
 ///
-/// The end itself is looked at first, because a listener may have been closed, or replaced, since
+/// The end itself is looked up first, because a listener may have been closed, or replaced, since
 /// it accepted the connection.
 fn judge(peer: SocketAddr, told: bool, look: impl Fn(Look) -> Found) -> io::Result<()> {
     let foreign = |uid| Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("{peer} belongs to user {uid}")));
@@ -92,7 +92,7 @@ fn judge(peer: SocketAddr, told: bool, look: impl Fn(Look) -> Found) -> io::Resu
         Found::Held(uid) if !own(uid) => return foreign(uid),
         Found::Held(uid) if uid != 0 => return Ok(()),
         // It waits to be accepted. Or the kernel has accepted it as root: for root, or for a socket
-        // of any user in another family (SMC). The listener tells.
+        // of any user in another family (SMC). The listener decides.
         _ => {}
     }
     match look(Look::Listener) {
@@ -105,7 +105,8 @@ fn judge(peer: SocketAddr, told: bool, look: impl Fn(Look) -> Found) -> io::Resu
         // A sandbox shows not even our own end, so the absence of others means nothing. It would
         // mean the end of every job there.
         _ if !told => Ok(()),
-        // An address translation leads to another network namespace: nobody here gets the secret.
+        // An address translation leads to another network namespace: no process here gets the
+        // secret.
         _ if end == Found::Nothing && look(Look::AnyEnd) == Found::Nothing => Ok(()),
         _ => Err(io::Error::new(io::ErrorKind::ConnectionReset, format!("nothing listens on {peer} any more"))),
     }
@@ -168,7 +169,7 @@ pub struct Trouble {
     last: Option<Instant>,
 }
 
-/// First and longest pause.
+/// First and longest pause after a failed accept.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
 /// Time without errors after which a burst is over.
 const BURST: Duration = Duration::from_mins(1);

@@ -17,7 +17,7 @@ pub enum ConnectError {
     /// Nothing listens at the endpoint, or not yet.
     #[error("{endpoint} does not answer: {source}")]
     Unreachable {
-        /// The endpoint, as `HOST:PORT`.
+        /// Endpoint of the coordinator, as `HOST:PORT`.
         endpoint: String,
         /// The operating system's error.
         source: std::io::Error,
@@ -25,7 +25,7 @@ pub enum ConnectError {
     /// Something else listens at the endpoint.
     #[error("{endpoint} responds, but is not an everstep coordinator; use another port in --rdzv-endpoint")]
     NotCoordinator {
-        /// The endpoint, as `HOST:PORT`.
+        /// Endpoint of the coordinator, as `HOST:PORT`.
         endpoint: String,
     },
     /// The endpoint accepted the connection but did not answer in time: something else listens
@@ -34,13 +34,13 @@ pub enum ConnectError {
         "{endpoint} accepts connections but does not answer; if that is not an everstep coordinator, use another port in --rdzv-endpoint"
     )]
     Silent {
-        /// The endpoint, as `HOST:PORT`.
+        /// Endpoint of the coordinator, as `HOST:PORT`.
         endpoint: String,
     },
     /// The coordinator rejected the token.
     #[error("{endpoint} refuses this token; use the token file of the coordinator that runs there")]
     Unauthorized {
-        /// The endpoint, as `HOST:PORT`.
+        /// Endpoint of the coordinator, as `HOST:PORT`.
         endpoint: String,
     },
 }
@@ -162,8 +162,8 @@ pub struct LineSplitter {
 impl LineSplitter {
     /// Adds bytes and returns the lines that are now complete.
     pub fn push(&mut self, data: &[u8]) -> Vec<Vec<u8>> {
-        // There is no newline in what is left from before: no byte is scanned twice, however small
-        // the pieces are.
+        // The rest from before contains no newline, so no byte is scanned twice, however small the
+        // pieces are.
         let mut scanned = self.rest.len();
         self.rest.extend_from_slice(data);
         let (mut lines, mut begin) = (Vec::new(), 0);

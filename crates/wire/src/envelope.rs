@@ -63,7 +63,7 @@ pub enum ToCoordinator {
     Hello {
         /// [`VERSION`] of the sender.
         version: u32,
-        /// The agent's introduction.
+        /// The agent's node, spec and state.
         hello: Box<Hello>,
     },
     /// An event on the agent's node.
@@ -72,7 +72,7 @@ pub enum ToCoordinator {
     Stacks {
         /// Generation of the workers.
         generation: Generation,
-        /// Stacks by rank.
+        /// Stacks by global rank.
         stacks: BTreeMap<u32, Stack>,
     },
     /// Where the time of the node's places went: the totals of the latest generations.
@@ -93,9 +93,9 @@ pub enum ToCoordinator {
     Burst(Vec<(u64, u64, u64)>),
     /// Keep-alive, with the progress of the workers of this generation.
     Ping {
-        /// Their generation.
+        /// Generation of the workers.
         generation: Generation,
-        /// Their progress.
+        /// Progress of each rank.
         ranks: Vec<RankProgress>,
     },
 }
@@ -111,7 +111,7 @@ pub enum ToAgent {
     Order {
         /// The coordinator's epoch: one life of the coordinator.
         epoch: Epoch,
-        /// The order.
+        /// The order to carry out.
         order: Order,
     },
     /// Injects a fault.
@@ -120,7 +120,7 @@ pub enum ToAgent {
     Stacks,
     /// Requests the network traffic of the last minute.
     Burst,
-    /// Keep-alive.
+    /// Keep-alive; it is not answered.
     Ping,
 }
 

@@ -36,7 +36,7 @@ pub fn take<T: DeserializeOwned>(buffer: &mut Vec<u8>) -> io::Result<Option<T>> 
     take_within(buffer, FRAME_BYTES_MAX)
 }
 
-/// Like [`take`], with another limit.
+/// Does what [`take`] does, with another limit, in bytes.
 ///
 /// # Errors
 /// See [`take`].

@@ -1,5 +1,5 @@
-//! Limits on input that are shared, or that bound what is allocated for it; they are checked
-//! before. A limit that only one parser needs stands there.
+//! Limits on input that are shared, or that bound what is allocated for it; they are checked before
+//! the allocation. A limit that only one parser needs is defined there.
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ pub const STORE_KEYS_MAX: u64 = 1 << 16;
 pub const MANIFEST_BYTES_MAX: u64 = 64 << 20;
 /// Most forks in the lineage of a checkpoint; older ones are dropped.
 pub const LINEAGE_FORKS_MAX: usize = 256;
-/// Highest turn in the lineage of a checkpoint. Training takes the next turn whenever it goes on in
-/// another branch.
+/// Highest turn in the lineage of a checkpoint. Training takes the next turn whenever it continues
+/// in another branch.
 pub const LINEAGE_TURN_MAX: u64 = 1 << 53;
 /// Longest header of a safetensors file, in bytes (the format's own limit).
 pub const HEADER_BYTES_MAX: u64 = 100_000_000;

@@ -32,7 +32,7 @@ pub enum Inbound {
     /// An agent opened a stream. Messages sent into `orders` reach it; dropping `orders` closes the
     /// stream.
     Attached {
-        /// Messages to the agent.
+        /// Sends messages to the agent.
         orders: mpsc::UnboundedSender<ToAgent>,
         /// Messages from the agent; ends when the connection does.
         lines: mpsc::UnboundedReceiver<ToCoordinator>,
@@ -59,7 +59,7 @@ pub enum Inbound {
     Approve {
         /// Name of the job.
         job: String,
-        /// Number of the request.
+        /// Number of the request within the job.
         request: u64,
         /// Receives what was approved, or the reason why it was not.
         done: oneshot::Sender<Result<String, String>>,
@@ -68,7 +68,7 @@ pub enum Inbound {
     Inject {
         /// Name of the job.
         job: String,
-        /// The fault.
+        /// The fault to inject.
         injection: Injection,
         /// Receives the node, or the reason why nothing was injected.
         done: oneshot::Sender<Result<NodeId, String>>,

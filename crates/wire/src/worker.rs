@@ -9,20 +9,20 @@ use serde::{Deserialize, Serialize};
 /// A request from a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// The worker that asks.
+    /// The worker that sends the request.
     pub from: WorkerId,
-    /// What it asks for.
+    /// The request itself.
     pub ask: Ask,
 }
 
 /// A worker, as it introduces itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerId {
-    /// Its generation.
+    /// Generation of the worker.
     pub generation: Generation,
-    /// Global rank.
+    /// Global rank of the worker.
     pub rank: Rank,
-    /// Rank on the node.
+    /// Rank of the worker on its node.
     pub local_rank: u32,
 }
 
@@ -40,7 +40,7 @@ pub enum Ask {
     Restore(Offers),
     /// Repair damaged chunks of a slot from a copy.
     Heal {
-        /// File of the slot.
+        /// Path of the slot's file.
         path: String,
         /// Indices of the damaged chunks.
         chunks: Vec<usize>,
@@ -84,7 +84,7 @@ pub struct OverLimit {
 /// Where and how a rank's sealed slots are persisted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Persist {
-    /// The user's checkpoint directory.
+    /// Path or URL of the user's checkpoint directory.
     pub directory: String,
     /// Identity of the directory.
     pub run: RunId,
@@ -143,7 +143,7 @@ pub enum Reply {
     },
     /// The slots are reserved and ready to be mapped.
     Slots {
-        /// Files of the slots.
+        /// Paths of the slots' files.
         paths: Vec<String>,
         /// Set if memory was too small and a directory on disk is used instead.
         warning: Option<String>,
@@ -156,7 +156,7 @@ pub enum Reply {
         tier: Option<Tier>,
         /// The slot into which the agent has fetched it, if any.
         path: Option<String>,
-        /// Some rank has found checkpoints: without a step, nobody starts fresh.
+        /// Whether some rank has found checkpoints: without a step, no rank starts fresh.
         #[serde(default)]
         found: bool,
     },

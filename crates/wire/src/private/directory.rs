@@ -110,7 +110,7 @@ impl Directory {
         self.descend(path.as_ref(), false)
     }
 
-    /// Like [`Directory::below`], but creates missing directories.
+    /// Does what [`Directory::below`] does, but creates missing directories.
     ///
     /// # Errors
     /// See [`Directory::below`].
