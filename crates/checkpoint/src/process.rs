@@ -3,8 +3,8 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-/// Returns when a process was started, in clock ticks since the machine was; `None` if it does not
-/// exist, or if it has ended and has not been waited for yet.
+/// Returns when a process was started, in clock ticks since the machine booted; `None` if it does
+/// not exist, or if it has ended and has not been waited for yet.
 pub(crate) fn started(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in parentheses may contain any characters.
