@@ -13,7 +13,7 @@ pub enum ExitCode {
     Unavailable = 69,
     /// The job can continue later, or on other machines: requeue it (`EX_TEMPFAIL`).
     Requeue = 75,
-    /// Something around the job must be put right first, such as a directory that another job owns
+    /// Something around the job must be fixed first, such as a directory that another job owns
     /// (`EX_CONFIG`).
     Refused = 78,
     /// The job would fail the same way again: do not requeue it.

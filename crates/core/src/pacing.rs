@@ -141,7 +141,7 @@ impl Pacer {
         Pacer { bytes: 0, under_way: 0, began: now, passed: 0, span, next: now, speed: None }
     }
 
-    /// Sets that `bytes` will be sent in all, at most `under_way` of them at a time, including
+    /// Announces that `bytes` will be sent in all, at most `under_way` of them at a time, including
     /// those that are just passing.
     pub fn expect(&mut self, now: Nanos, bytes: u64, under_way: u64) {
         (self.bytes, self.under_way, self.began) = (bytes, under_way, now);

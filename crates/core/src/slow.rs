@@ -8,7 +8,7 @@
 //!
 //! Noise must not be announced. A rank is slow only if nearly all its latest steps are longer than
 //! the others', and by more than the others have recently been slower than it. What slows all ranks
-//! at once, such as a start, is no evidence against any of them. An announcement may still have
+//! at once, such as a start, is not evidence against any of them. An announcement may still have
 //! been noise on this machine, so each one makes the watch wait longer before the next, unless that
 //! rank is much slower still. A calm period shortens the wait again.
 
