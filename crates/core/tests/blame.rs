@@ -27,7 +27,7 @@ fn job(sizes: (u32, u32), nodes: u64, restarts: RestartBudget) -> Scene {
 }
 
 fn fails(scene: &mut Scene, node: u64, failure: Failure) {
-    let generation = scene.job().record.generation;
+    let generation = scene.job().record().generation;
     scene.says(node, Report::Crew(generation, CrewReport::WorkerFailed(failure)));
 }
 

@@ -84,7 +84,7 @@ fn restoring() -> Scene {
 #[test]
 fn a_coordinator_that_starts_again_during_a_restore_waits_for_who_holds_the_step() {
     let mut scene = restoring();
-    let record = scene.job().record.clone();
+    let record = scene.job().record().clone();
     scene.core = Coordinator::new(Epoch(2), vec![(record, scene.version)], Time(scene.now));
     scene.event(Event::Tick);
     // The one that holds nothing is the first to come back, and asks.
@@ -96,7 +96,7 @@ fn a_coordinator_that_starts_again_during_a_restore_waits_for_who_holds_the_step
     scene.join_running(0, 10, 1, spec(), running());
     scene.stopped([0, 1]);
     scene.passes(10_000);
-    let generation = scene.job().record.generation.0;
+    let generation = scene.job().record().generation.0;
     restored(&mut scene);
     tell(&mut scene, generation);
     assert_eq!(restored(&mut scene), [Some(NEWEST); 2], "generation {generation}");
@@ -110,7 +110,7 @@ fn a_copy_that_cannot_be_fetched_for_a_moment_is_tried_again_and_given_up_in_the
         scene.says(1, Report::Crew(Generation(generation), CrewReport::FetchFailed(Rank(1), missing)));
         scene.stopped([0, 1]);
         scene.passes(10_000);
-        assert_eq!(scene.job().record.generation, Generation(generation + 1));
+        assert_eq!(scene.job().record().generation, Generation(generation + 1));
         restored(&mut scene);
         tell(&mut scene, generation + 1);
         assert_eq!(restored(&mut scene), [Some(then); 2], "after generation {generation}");
@@ -154,7 +154,7 @@ fn each_run_of_a_job_has_an_identity_of_its_own_that_a_restart_keeps() {
         scene.sent.iter().filter_map(began).collect()
     };
     let scene = restoring();
-    assert_eq!(scene.job().record.began, Incarnation(10));
+    assert_eq!(scene.job().record().began, Incarnation(10));
     let mut one = Scene::new();
     one.join(0, 10, 1, Scene::spec((1, 1), RestartBudget::Exactly(3)));
     one.passes(3000);

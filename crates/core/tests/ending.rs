@@ -390,7 +390,7 @@ fn what_explains_an_unclear_exception_counts_although_an_echo_came_first() {
         let code = if restarted { None } else { Some(1) };
         let started = if restarted { vec![1, 2] } else { vec![1] };
         assert_eq!((scene.over().map(|o| o.0), scene.started()), (code, started), "{error}, lost: {lost}");
-        assert_eq!(scene.job().record.restarts(), 1, "the restart that was ordered first is the one that is made");
+        assert_eq!(scene.job().record().restarts(), 1, "the restart that was ordered first is the one that is made");
     }
 }
 

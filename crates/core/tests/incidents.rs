@@ -113,7 +113,11 @@ fn a_script_that_fails_before_its_first_step_is_not_tried_again() {
     scene.event(Event::Report { session: Session(1), report });
     assert_eq!(scene.started(), [1]);
     let job = scene.core.jobs().values().next().unwrap();
-    assert!(matches!(&job.phase, Phase::Over { code: 1, why } if why.contains("ValueError: no")), "{:?}", job.phase);
+    assert!(
+        matches!(&job.phase(), Phase::Over { code: 1, why } if why.contains("ValueError: no")),
+        "{:?}",
+        job.phase()
+    );
 }
 
 /// A DDP rank dies before it has sealed the step that the others have. A copy of another rank's

@@ -59,7 +59,7 @@ fn join(scene: &mut Scene, node: u64, job: &str, policy: Policy) {
 
 fn trains(scene: &mut Scene, nodes: impl IntoIterator<Item = u64>) {
     for node in nodes {
-        let generation = of(scene, if node < 3 { "large" } else { "small" }).record.generation;
+        let generation = of(scene, if node < 3 { "large" } else { "small" }).record().generation;
         scene.says(
             node,
             Report::Crew(generation, CrewReport::FirstStep(FirstStep { step: Step(1), from: Some(Step(0)) })),
@@ -73,11 +73,11 @@ fn of<'s>(scene: &'s Scene, job: &str) -> &'s Job {
 
 fn size(scene: &Scene, job: &str) -> usize {
     let job = of(scene, job);
-    if matches!(job.phase, Phase::Training { .. }) { job.record.world.slots.len() } else { 0 }
+    if matches!(job.phase(), Phase::Training { .. }) { job.record().world.slots.len() } else { 0 }
 }
 
 fn stopped(scene: &mut Scene, job: &str, nodes: impl IntoIterator<Item = u64>) {
-    let generation = of(scene, job).record.generation;
+    let generation = of(scene, job).record().generation;
     for node in nodes {
         scene.says(node, Report::Crew(generation, CrewReport::Stopped(Stopped { store_port: 1, reached: None })));
     }
@@ -111,7 +111,7 @@ fn the_plan_is_there_before_the_node_is_lost() {
     assert_eq!(planned(&scene), [("job large has lost a node".to_owned(), true, vec![3, 2])]);
     assert_eq!(size(&scene, "large"), 2, "it goes on with what is there");
     scene.passes(20_000);
-    let moves: Vec<&Stage> = of(&scene, "small").record.machines.requests().iter().map(|r| &r.stage).collect();
+    let moves: Vec<&Stage> = of(&scene, "small").record().machines.requests().iter().map(|r| &r.stage).collect();
     assert_eq!(moves, [&Stage::Noted], "only said");
     assert_eq!(size(&scene, "small"), 3);
     assert!(
@@ -127,9 +127,9 @@ fn a_node_that_comes_back_at_once_moves_nothing() {
     let mut scene = both(Policy::Act);
     node_of_large_is_lost(&mut scene);
     assert_eq!(planned(&scene).len(), 1);
-    scene.join(2, 2, 1, of(&scene, "large").record.spec.clone());
+    scene.join(2, 2, 1, of(&scene, "large").record().spec.clone());
     scene.passes(120_000);
-    assert!(of(&scene, "small").record.machines.requests().is_empty());
+    assert!(of(&scene, "small").record().machines.requests().is_empty());
 }
 
 #[test]
@@ -156,15 +156,15 @@ fn its_job_goes_on_without_it_before_anybody_is_asked_to_move_it() {
     );
     let id = moved[0].id;
     scene.event(Event::Provisioned { job: JobId("small".into()), id, result: Ok(()) });
-    assert_eq!(of(&scene, "small").record.restarts(), 0, "no failure of that job");
+    assert_eq!(of(&scene, "small").record().restarts(), 0, "no failure of that job");
     // The node's agent comes back as a node of the other job.
-    scene.join(9, 1, 1, of(&scene, "large").record.spec.clone());
+    scene.join(9, 1, 1, of(&scene, "large").record().spec.clone());
     scene.passes(60_000);
     stopped(&mut scene, "large", [0, 1, 9]);
     scene.passes(60_000);
     assert_eq!((size(&scene, "large"), size(&scene, "small")), (3, 2));
     let asks = |job: &str| {
-        of(&scene, job).record.machines.requests().iter().filter(|r| matches!(r.remedy, Remedy::Add { .. })).count()
+        of(&scene, job).record().machines.requests().iter().filter(|r| matches!(r.remedy, Remedy::Add { .. })).count()
     };
     assert_eq!(asks("small"), 0, "what was given away is not missed");
 }
@@ -183,5 +183,5 @@ fn jobs_that_nobody_has_described_are_left_alone() {
     assert_eq!(scene.core.plans_ready(), 0, "one job has nobody to share with");
     node_of_large_is_lost(&mut scene);
     scene.passes(120_000);
-    assert!(of(&scene, "small").record.machines.requests().is_empty());
+    assert!(of(&scene, "small").record().machines.requests().is_empty());
 }

@@ -33,7 +33,7 @@ fn two_nodes() -> Scene {
 
 /// Reconnects node 1 in its old life, with its workers still running or ended.
 fn back(scene: &mut Scene, session: u64, running: bool) {
-    let generation = scene.job().record.generation;
+    let generation = scene.job().record().generation;
     let hello = Hello {
         node: NodeId("1".into()),
         incarnation: Incarnation(1),
@@ -66,21 +66,21 @@ fn a_node_that_was_only_cut_off_does_not_use_up_the_daily_budget() {
         scene.event(Event::Lost { session: Session(if round == 0 { 2 } else { 100 + round }) });
         scene.passes(1_000);
         back(&mut scene, 101 + round, true);
-        let generation = scene.job().record.generation;
+        let generation = scene.job().record().generation;
         scene.stopped([0]);
         let stopped = Report::Crew(generation, CrewReport::Stopped(Stopped { store_port: 1, reached: None }));
         scene.event(Event::Report { session: Session(101 + round), report: stopped });
         scene.passes(31_000);
         assert_eq!(scene.over(), None, "round {round}");
         assert_eq!(scene.started().len() as u64, round + 2, "every time it is started again");
-        let generation = scene.job().record.generation;
+        let generation = scene.job().record().generation;
         for session in [1, 101 + round] {
             let report =
                 Report::Crew(generation, CrewReport::FirstStep(FirstStep { step: Step(2), from: Some(Step(1)) }));
             scene.event(Event::Report { session: Session(session), report });
         }
     }
-    assert_eq!(scene.job().record.restarts_today(everstep_core::time::Time(scene.now)), 0);
+    assert_eq!(scene.job().record().restarts_today(everstep_core::time::Time(scene.now)), 0);
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn what_the_script_does_is_still_counted() {
     let mut scene = two_nodes();
     for round in 0..=10 {
         assert_eq!(scene.over(), None, "round {round}");
-        let generation = scene.job().record.generation;
+        let generation = scene.job().record().generation;
         let failure = scene::failure(0, Outcome::Signal(11), "", 10 + round);
         scene.says(0, Report::Crew(generation, CrewReport::WorkerFailed(failure)));
         scene.stopped([0, 1]);
@@ -102,7 +102,7 @@ fn restarts_after_nothing_but_lost_connections_are_not_counted_up_to_a_limit() {
     let mut scene = two_nodes();
     let mut rounds = 0;
     while scene.over().is_none() && rounds < 100 {
-        let generation = scene.job().record.generation;
+        let generation = scene.job().record().generation;
         let text = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:1234";
         let failure = scene::failure(0, Outcome::Code(1), text, 10 + rounds);
         assert!(failure.verdict.follows);

@@ -41,11 +41,11 @@ fn answer(scene: &mut Scene, bad: Option<u64>) -> u32 {
 #[test]
 fn a_bad_node_takes_no_part_in_the_first_world() {
     let mut scene = gathered(3, CheckWhen::First);
-    assert!(scene.started().is_empty() && matches!(scene.job().reason, Reason::Checking { round: 1 }));
+    assert!(scene.started().is_empty() && matches!(scene.job().reason(), Reason::Checking { round: 1 }));
     assert_eq!(answer(&mut scene, Some(1)), 2);
     scene.passes(3000);
     assert_eq!(scene.world(), ["0", "2", "3"]);
-    assert!(scene.job().record.machines.excluded().iter().all(|e| e.barred && e.class == "check-failed"));
+    assert!(scene.job().record().machines.excluded().iter().all(|e| e.barred && e.class == "check-failed"));
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn a_node_that_is_gone_in_the_middle_is_not_waited_for() {
     answer(&mut scene, None);
     scene.passes(3000);
     assert_eq!(scene.world(), ["0", "1", "2"]);
-    assert!(scene.job().record.machines.excluded().is_empty());
+    assert!(scene.job().record().machines.excluded().is_empty());
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn who_cannot_check_says_so_and_the_job_goes_on() {
 fn a_second_failure_that_nothing_explains_is_followed_by_a_check() {
     let mut scene = gathered(3, CheckWhen::OnTrouble);
     let fails = |scene: &mut Scene| {
-        let generation = scene.job().record.generation;
+        let generation = scene.job().record().generation;
         let failure = failure(2, Outcome::Code(1), CASCADE, 7);
         scene.says(2, Report::Crew(generation, CrewReport::WorkerFailed(failure)));
         scene.stopped(0..4);
@@ -100,7 +100,7 @@ fn a_second_failure_that_nothing_explains_is_followed_by_a_check() {
     fails(&mut scene);
     assert_eq!(scene.started(), [1, 2], "whether anything explains it is heard first");
     scene.passes(5000);
-    assert!(matches!(scene.job().reason, Reason::Checking { round: 1 }));
+    assert!(matches!(scene.job().reason(), Reason::Checking { round: 1 }));
     answer(&mut scene, Some(2));
     scene.passes(3000);
     assert_eq!((scene.started(), scene.world()), (vec![1, 2, 3], vec!["0".into(), "1".into(), "3".into()]));
@@ -112,7 +112,7 @@ fn a_second_failure_that_nothing_explains_is_followed_by_a_check() {
 fn a_failure_that_is_explained_in_time_is_not_followed_by_one() {
     let mut scene = gathered(3, CheckWhen::OnTrouble);
     for round in 1..=3 {
-        let generation = scene.job().record.generation;
+        let generation = scene.job().record().generation;
         // Offers make restarts possible, so that an error of the script does not end the job.
         scene.says(
             0,

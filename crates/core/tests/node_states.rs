@@ -24,12 +24,12 @@ fn trains() -> Scene {
 }
 
 fn states(scene: &Scene) -> Vec<&'static str> {
-    scene.job().nodes.iter().map(|(_, node)| scene.job().state_of(node).name()).collect()
+    scene.job().nodes().iter().map(|(_, node)| scene.job().state_of(node).name()).collect()
 }
 
 fn is_killed(scene: &mut Scene, node: u32) {
     let report = CrewReport::WorkerFailed(failure(node, Outcome::Signal(9), "", 40));
-    let generation = scene.job().record.generation;
+    let generation = scene.job().record().generation;
     scene.says(node.into(), Report::Crew(generation, report));
 }
 

@@ -34,7 +34,7 @@ fn join(scene: &mut Scene, node: u64, policy: Policy, least: u32) {
 }
 
 fn trains(scene: &mut Scene, nodes: impl IntoIterator<Item = u64>) {
-    let generation = scene.job().record.generation;
+    let generation = scene.job().record().generation;
     for node in nodes {
         scene.says(
             node,
@@ -46,12 +46,12 @@ fn trains(scene: &mut Scene, nodes: impl IntoIterator<Item = u64>) {
 /// Waits until all nodes are told to end their workers, and lets them do so.
 fn forms_anew(scene: &mut Scene, nodes: u64) {
     for _ in 0..600 {
-        if matches!(scene.job().phase, Phase::Forming { .. }) {
+        if matches!(scene.job().phase(), Phase::Forming { .. }) {
             break;
         }
         scene.passes(100);
     }
-    assert!(matches!(scene.job().phase, Phase::Forming { .. }), "{:?}", scene.job().phase);
+    assert!(matches!(scene.job().phase(), Phase::Forming { .. }), "{:?}", scene.job().phase());
     scene.stopped(0..nodes);
     scene.passes(5000);
 }
@@ -68,7 +68,7 @@ fn told(scene: &Scene) -> usize {
 }
 
 fn stages(scene: &Scene) -> Vec<&'static str> {
-    scene.job().record.machines.requests().iter().map(|r| r.stage.name()).collect()
+    scene.job().record().machines.requests().iter().map(|r| r.stage.name()).collect()
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn acting_goes_on_without_it_from_a_step_boundary_and_marks_it() {
     assert_eq!(scene.world(), ["0", "1", "3"], "it is not taken in again");
     assert!(scene.provisions.iter().any(|r| matches!(&r.remedy, Remedy::Cordon { node, .. } if node.0 == "2")));
     assert!(scene.provisions.iter().any(|r| matches!(&r.remedy, Remedy::Add { .. })), "another one is asked for");
-    assert_eq!(scene.job().record.restarts(), 0, "no failure, no restart");
+    assert_eq!(scene.job().record().restarts(), 0, "no failure, no restart");
 }
 
 #[test]

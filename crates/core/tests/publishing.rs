@@ -62,7 +62,7 @@ fn publishing_a_step_forgets_nothing_of_an_older_one() {
     assert_eq!(publications(&scene), [20, 10]);
     // The durable step is still the newest one.
     scene.says(0, Report::Crew(GENERATION, CrewReport::Published(Step(10))));
-    assert_eq!(scene.job().record.durable, Some(Step(20)));
+    assert_eq!(scene.job().record().durable, Some(Step(20)));
 }
 
 /// A rank of an earlier generation had a step in memory, and another one did not: what both save

@@ -39,7 +39,7 @@ fn answers(scene: &mut Scene, id: u64, result: Result<(), String>) {
 }
 
 fn stages(scene: &Scene) -> Vec<Stage> {
-    scene.job().record.machines.requests().iter().map(|r| r.stage.clone()).collect()
+    scene.job().record().machines.requests().iter().map(|r| r.stage.clone()).collect()
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn by_default_it_is_only_said_and_only_when_a_node_stays_away() {
     let mut scene = trains(Policy::Observe);
     is_lost(&mut scene, 2);
     scene.passes(10_000);
-    assert!(scene.job().record.machines.requests().is_empty(), "it may come back");
+    assert!(scene.job().record().machines.requests().is_empty(), "it may come back");
     scene.passes(60_000);
     assert_eq!(stages(&scene), [Stage::Noted], "once");
     assert!(scene.provisions.is_empty());
@@ -98,11 +98,11 @@ fn what_cannot_be_done_is_said_after_some_tries() {
 #[test]
 fn a_bad_machine_waits_for_a_yes() {
     let mut scene = trains(Policy::Advise);
-    let generation = scene.job().record.generation;
+    let generation = scene.job().record().generation;
     let text = "RuntimeError: CUDA error: uncorrectable ECC error encountered";
     scene.says(1, Report::Crew(generation, CrewReport::WorkerFailed(failure(1, Outcome::Code(1), text, 9))));
     scene.stopped(0..3);
-    let requests = scene.job().record.machines.requests();
+    let requests = scene.job().record().machines.requests();
     assert!(
         matches!(requests, [Request { remedy: Remedy::Cordon { node, host, .. }, stage: Stage::Asked, .. }] if node.0 == "1" && host == "h1"),
         "{requests:?}"
@@ -120,7 +120,7 @@ fn a_coordinator_that_starts_again_asks_again_under_the_same_number() {
     let mut scene = trains(Policy::Act);
     is_lost(&mut scene, 2);
     scene.passes(20_000);
-    let record = scene.job().record.clone();
+    let record = scene.job().record().clone();
     scene.core = Coordinator::new(Epoch(2), vec![(record, scene.version)], Time(scene.now));
     scene.passes(100);
     assert_eq!(scene.provisions.iter().map(|r| r.id).collect::<Vec<_>>(), [1, 1]);

@@ -48,7 +48,7 @@ fn no_rank_starts_fresh_where_one_has_found_checkpoints() {
     for offers in apart {
         let (scene, told) = told(offers.clone());
         assert_eq!(told, [(None, true); 2], "{offers:?}");
-        assert!(scene.job().record.restored.is_empty(), "a fresh start would make what came before another past");
+        assert!(scene.job().record().restored.is_empty(), "a fresh start would make what came before another past");
     }
 }
 
@@ -56,7 +56,7 @@ fn no_rank_starts_fresh_where_one_has_found_checkpoints() {
 fn without_any_checkpoint_all_ranks_start_fresh() {
     let (scene, told) = told([durable(&[]), durable(&[])]);
     assert_eq!(told, [(None, false); 2]);
-    assert_eq!(scene.job().record.restored, [(Generation(1), Step(0))]);
+    assert_eq!(scene.job().record().restored, [(Generation(1), Step(0))]);
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn after_20_was_durable(offers: Offers) -> Scene {
     scene.says(0, Report::Crew(Generation(1), CrewReport::Holds(Holdings { held: vec![], parity: vec![] })));
     scene.says(0, Report::Crew(Generation(1), CrewReport::Offers(RankOffers { rank: Rank(0), offers: durable(&[]) })));
     scene.says(0, Report::Crew(Generation(1), CrewReport::Published(Step(20))));
-    assert_eq!(scene.job().record.durable, Some(Step(20)));
+    assert_eq!(scene.job().record().durable, Some(Step(20)));
     let failure = failure(0, Outcome::Code(7), "", 25);
     scene.says(0, Report::Crew(Generation(1), CrewReport::WorkerFailed(failure)));
     scene.stopped([0]);
@@ -95,13 +95,13 @@ fn is_in_memory_only(scene: &Scene) -> Option<bool> {
 #[test]
 fn a_checkpoint_of_an_abandoned_branch_is_not_the_newest_any_more() {
     let mut back = after_20_was_durable(Offers { wanted: Some(Step(10)), ..durable(&[20, 10]) });
-    assert_eq!((back.job().record.durable, is_in_memory_only(&back)), (Some(Step(10)), Some(false)));
+    assert_eq!((back.job().record().durable, is_in_memory_only(&back)), (Some(Step(10)), Some(false)));
     back.facts.clear();
     back.says(0, Report::Crew(Generation(2), CrewReport::Published(Step(15))));
-    assert_eq!(back.job().record.durable, Some(Step(15)));
+    assert_eq!(back.job().record().durable, Some(Step(15)));
     assert_eq!(back.facts, [Fact::Published { step: Step(15) }]);
     let on = after_20_was_durable(durable(&[20, 10]));
-    assert_eq!((on.job().record.durable, is_in_memory_only(&on)), (Some(Step(20)), Some(false)));
+    assert_eq!((on.job().record().durable, is_in_memory_only(&on)), (Some(Step(20)), Some(false)));
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn what_is_restored_from_memory_past_a_damaged_checkpoint_is_made_durable() {
     let mut offers = durable(&[10]);
     offers.held.push(captured);
     let scene = after_20_was_durable(offers);
-    assert_eq!((scene.job().record.durable, is_in_memory_only(&scene)), (Some(Step(10)), Some(true)));
+    assert_eq!((scene.job().record().durable, is_in_memory_only(&scene)), (Some(Step(10)), Some(true)));
     let nothing_older = after_20_was_durable(Offers::any(vec![captured], false));
-    assert_eq!((nothing_older.job().record.durable, is_in_memory_only(&nothing_older)), (None, Some(true)));
+    assert_eq!((nothing_older.job().record().durable, is_in_memory_only(&nothing_older)), (None, Some(true)));
 }

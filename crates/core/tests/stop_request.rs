@@ -46,7 +46,7 @@ fn over(rank: u32, how: HowEnded) -> Ended {
 
 /// The coordinator ends, and another one reads what it had stored.
 fn coordinator_restarts(scene: &mut Scene) {
-    let record = scene.job().record.clone();
+    let record = scene.job().record().clone();
     scene.core = Coordinator::new(Epoch(2), vec![(record, scene.version)], Time(scene.now));
     scene.sent.clear();
 }

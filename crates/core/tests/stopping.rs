@@ -88,7 +88,7 @@ fn a_coordinator_that_did_not_decide_itself_lets_ranks_save() {
     (0..2).for_each(|node| holds(&mut scene, node));
     (0..2).for_each(|rank| offers(&mut scene, rank));
     // The next life of the coordinator, to which a node says again what it could restore.
-    let record = scene.job().record.clone();
+    let record = scene.job().record().clone();
     scene.core = Coordinator::new(Epoch(2), vec![(record, scene.version)], Time(scene.now));
     for node in 0..2 {
         let running =

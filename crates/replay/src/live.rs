@@ -187,9 +187,9 @@ impl Live {
 
     fn trains_on(&self, nodes: u32) -> bool {
         let trains = |job: &everstep_core::coordinator::job::Job| {
-            matches!(job.phase, Phase::Training { .. })
-                && job.recovery.has_stepped()
-                && job.record.world.slots.len() == nodes as usize
+            matches!(job.phase(), Phase::Training { .. })
+                && job.recovery().has_stepped()
+                && job.record().world.slots.len() == nodes as usize
         };
         self.core.jobs().values().any(trains)
     }

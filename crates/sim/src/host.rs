@@ -1,6 +1,7 @@
 //! Machines: an agent (the real state machine), worker processes, and the contents of memory.
 
 use everstep_core::agent::Agent;
+use everstep_core::agent::final_step::FinalStep;
 use everstep_core::id::{Generation, NodeId, Rank, Session, Step};
 use everstep_core::message::{Holding, Offer, Parity, Slot, Tier};
 use std::collections::BTreeMap;
@@ -123,6 +124,8 @@ pub struct Host {
     pub frozen: bool,
     /// The agent process.
     pub agent: Option<Agent>,
+    /// What that agent makes durable last, and the ranks of its newest workers.
+    pub last: (FinalStep, Vec<Rank>),
     /// The number of the agent's life; it rises when the agent starts and when it is killed.
     pub life: u64,
     /// The workers, normally of at most one generation.
@@ -164,6 +167,7 @@ impl Host {
             memory: BTreeMap::new(),
             copies: Copies::default(),
             faults: Faults::default(),
+            last: <_>::default(),
             exited: None,
             restart: true,
             wake_at: None,

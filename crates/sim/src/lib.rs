@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  seed ─> world ─┬─ control   coordinators and the store     ─┐
-//!                 ├─ host      agents, workers, memory tiers   ├─> oracle (INV-01 … INV-16), trace
+//!                 ├─ host      agents, workers, memory tiers   ├─> oracle (INV-01 … INV-17), trace
 //!                 ├─ network   sessions, delays, partitions   ─┘
 //!                 └─ fault     what goes wrong
 //! ```
@@ -14,6 +14,7 @@ pub mod control;
 mod coordinators;
 mod copying;
 pub mod fault;
+mod final_step;
 pub mod host;
 pub mod inject;
 mod keep_alive;

@@ -55,6 +55,7 @@ impl World {
             agent.planted = self.options.planted;
         }
         h.agent = Some(agent);
+        h.last = <_>::default();
         h.session = None;
         let life = h.life;
         self.at(5, Happening::Connect { host, life });
@@ -120,7 +121,10 @@ impl World {
             CrewCommand::Restore(Restore { step: None, found: true, .. }) => {
                 self.refuse_fresh_start(host, generation);
             }
-            CrewCommand::Restore(Restore { step, sources, .. }) => self.restore(host, generation, step, &sources),
+            CrewCommand::Restore(Restore { step, sources, persist, .. }) => {
+                self.goes_on_from(host, generation, step, persist);
+                self.restore(host, generation, step, &sources);
+            }
             CrewCommand::Replicate { plan, round, base } => {
                 let sending = crate::world::Sending { plan, base, round: round.round, patience: 5000 };
                 self.replicate(host, generation, round.next, sending);
@@ -135,20 +139,22 @@ impl World {
             }
             CrewCommand::Publish(Publish { step, .. }) => {
                 self.durable = self.durable.max(Some(step.0));
+                self.hosts[host].last.0.durable(step);
                 self.crew_event(host, generation, CrewEvent::Published(step));
             }
             CrewCommand::StopAt(_)
             | CrewCommand::PersistAt(_)
             | CrewCommand::SnapshotEvery(_)
-            | CrewCommand::Stacks
-            | CrewCommand::HeldByAll(_)
-            | CrewCommand::Durable(_) => {}
+            | CrewCommand::Stacks => {}
+            CrewCommand::HeldByAll(step) => self.hosts[host].last.0.held_by_all(generation, step),
+            CrewCommand::Durable(step) => self.hosts[host].last.0.durable(step),
         }
     }
 
     /// Starts the workers of a generation, `slow` times as slowly as usual.
     fn spawn(&mut self, host: usize, generation: Generation, place: Place, slow: u64) {
         self.oracle.spawned(self.now, host, generation, &place, self.budget);
+        self.begins(host, generation, &place);
         let slot = place.slot;
         let ready_at = self.now + self.rng.range(1500, 4000) * slow;
         let living = (0..slot.workers).map(|l| (l, true)).collect();
@@ -183,6 +189,9 @@ impl World {
     /// Ends an agent that has nothing more to do. A scheduler may start it again.
     fn agent_exits(&mut self, host: usize, reason: ExitReason) {
         let ExitReason { code, why } = reason;
+        if code != 0 {
+            self.saves_last(host);
+        }
         let h = &mut self.hosts[host];
         h.agent = None;
         let session = h.session.take();

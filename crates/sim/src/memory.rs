@@ -66,7 +66,7 @@ impl World {
         // If a node left or joined, captures are gone or belong to another past; then the newest
         // step counts.
         let stayed = self.processes.iter().filter_map(|p| p.core.jobs().get(&self.spec.job));
-        if !stayed.filter(|job| job.record.generation == generation).all(|job| job.shards.stayed()) {
+        if !stayed.filter(|job| job.record().generation == generation).all(|job| job.shards().stayed()) {
             return;
         }
         let mut common: Option<BTreeSet<Step>> = None;
@@ -352,15 +352,15 @@ impl World {
         let Some(c) = self.oracle.committed.filter(|c| restored < c.step) else { return };
         self.oracle.committed = None;
         let Some(job) = self.processes[index].core.jobs().get(&self.spec.job) else { return };
-        let world = &job.record.world;
+        let world = &job.record().world;
         // If all ranks hold the same state, any copy will do. But if no node was exchanged, each
         // rank continues from its own capture (INV-15).
-        let shared = self.shared() && !job.shards.stayed();
+        let shared = self.shared() && !job.shards().stayed();
         let member = |index: usize| {
             let h = &self.hosts[index];
             // A node may have gone to another coordinator: what this one decides is not written
             // then.
-            let attached = h.session.is_some() && job.nodes.session(&h.node) == h.session;
+            let attached = h.session.is_some() && job.nodes().session(&h.node) == h.session;
             h.agent.is_some() && attached && !h.frozen && world.slot(&h.node).is_some()
         };
         // What existed at the commit on the machines that take part, minus what faults have

@@ -140,6 +140,8 @@ pub struct Oracle {
     newest_on_host: BTreeMap<usize, Generation>,
     offers: BTreeMap<(Generation, Rank), Vec<Offer>>,
     restored: BTreeMap<Generation, Option<Step>>,
+    /// The ranks whose shards agents have written last, by what they are of.
+    pub last_steps: BTreeMap<(Generation, Step), BTreeSet<Rank>>,
     /// The number of ranks that were ordered to restore, by tier.
     pub tiers: BTreeMap<Tier, u64>,
     newest_stored: Generation,

@@ -353,7 +353,7 @@ impl World {
                 continue;
             }
             let job = process.core.jobs().get(&self.spec.job);
-            let mine = job.and_then(|j| j.nodes.get(&self.hosts[c.host].node));
+            let mine = job.and_then(|j| j.nodes().get(&self.hosts[c.host].node));
             // The node joined on this very connection and was not lost since, so it must still be a
             // member.
             if mine.is_some_and(|n| n.session.is_none() && n.hello.incarnation.0 % 100 == c.host as u64 + 1)
@@ -397,18 +397,18 @@ impl World {
         let full = u32::try_from(usable).unwrap_or(0).min(self.spec.nodes_max);
         // A machine that returns after the job has failed starts it anew and waits for the others.
         let failed = self.hosts.iter().any(|h| h.exited.as_ref().is_some_and(|(code, _)| *code == 1));
-        let budget_used = u64::from(job.record.restarts()) >= self.budget || (failed && self.options.tight_budget);
-        let what = match &job.phase {
-            Phase::Training { .. } if job.record.world.slots.len() as u32 >= self.spec.nodes_min => {
-                let generation = job.record.generation;
+        let budget_used = u64::from(job.record().restarts()) >= self.budget || (failed && self.options.tight_budget);
+        let what = match job.phase() {
+            Phase::Training { .. } if job.record().world.slots.len() as u32 >= self.spec.nodes_min => {
+                let generation = job.record().generation;
                 let crews = self.hosts.iter().flat_map(|h| &h.crews);
                 let n: u32 = crews
                     .filter(|c| c.generation == generation && c.able_to_train() && c.training)
                     .map(|c| c.workers)
                     .sum();
-                let size = job.record.world.size();
-                let nodes = u32::try_from(job.record.world.slots.len()).unwrap_or(u32::MAX);
-                let may_grow = job.growth.all_are_able() && job.growth.not_before().0 < self.now;
+                let size = job.record().world.size();
+                let nodes = u32::try_from(job.record().world.slots.len()).unwrap_or(u32::MAX);
+                let may_grow = job.growth().all_are_able() && job.growth().not_before().0 < self.now;
                 match () {
                     () if n != size => Some(format!("{n} of {size} workers train")),
                     () if nodes < full && may_grow => Some(format!("{nodes} nodes train, {full} could")),
@@ -416,7 +416,7 @@ impl World {
                 }
             }
             _ if budget_used => None,
-            phase => Some(format!("{phase:?}, reason {:?}, {full} nodes could train", job.reason)),
+            phase => Some(format!("{phase:?}, reason {:?}, {full} nodes could train", job.reason())),
         };
         if let Some(what) = what {
             let violation = Violation { invariant: InvariantId::FullSizeAfterQuiet, at: self.now, what };

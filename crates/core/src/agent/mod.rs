@@ -6,6 +6,7 @@
 
 pub mod command;
 pub mod event;
+pub mod final_step;
 pub mod first_error;
 mod machine_signs;
 mod node_check;

@@ -57,7 +57,7 @@ impl Scene {
 
     /// A node of the first generation comes back to a coordinator that has restarted.
     pub fn returns(&mut self, node: u64, incarnation: u64, spec: JobSpec, running: Option<Running>) {
-        let began = Some(self.job().record.began);
+        let began = Some(self.job().record().began);
         let change = |hello: &mut Hello| *hello = Hello { seen: Generation(1), began, running, ..hello.clone() };
         self.join_with(node, incarnation, 1, spec, change);
     }
@@ -165,7 +165,7 @@ impl Scene {
 
     /// Lets each of these nodes report that its workers have ended.
     pub fn stopped(&mut self, nodes: impl IntoIterator<Item = u64>) {
-        let generation = self.job().record.generation;
+        let generation = self.job().record().generation;
         for node in nodes {
             self.says(node, Report::Crew(generation, CrewReport::Stopped(Stopped { store_port: 1, reached: None })));
         }
@@ -184,11 +184,11 @@ impl Scene {
     }
 
     pub fn world(&self) -> Vec<String> {
-        self.job().record.world.slots.iter().map(|s| s.node.0.clone()).collect()
+        self.job().record().world.slots.iter().map(|s| s.node.0.clone()).collect()
     }
 
     pub fn over(&self) -> Option<(i32, String)> {
-        match &self.job().phase {
+        match self.job().phase() {
             Phase::Over { code, why } => Some((*code, why.clone())),
             _ => None,
         }

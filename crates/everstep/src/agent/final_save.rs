@@ -2,8 +2,8 @@
 //! all nodes hold in memory. The next attempt may run on other machines, which have no access to
 //! this memory.
 //!
-//! There is no coordinator to ask any more. Each agent writes its shards, with a note for each; the
-//! agent that finds the notes of all ranks publishes the checkpoint.
+//! Each agent writes its shards, with a note for each; the agent that finds the notes of all ranks
+//! publishes the checkpoint. Which step that is, [`FinalStep`] chooses.
 
 use super::crew::Crew;
 use super::input::Input;
@@ -13,6 +13,7 @@ use crate::slow_storage;
 use everstep_checkpoint::arena::{Label, Pin, Slot};
 use everstep_checkpoint::format::mark::Mark;
 use everstep_checkpoint::persist;
+use everstep_core::agent::final_step::{FinalStep, HeldStep};
 use everstep_core::id::{Generation, Rank, Step};
 use everstep_core::message::ShardFile;
 use everstep_core::stacks::ranges;
@@ -59,52 +60,41 @@ fn incomplete(step: Step, missing: &[u32], directory: &Path) -> String {
     }
 }
 
-/// The state of the latest crew.
+/// The last step, and where it belongs.
 #[derive(Debug, Default)]
 pub struct FinalSave {
-    world_size: u32,
-    restarts: u32,
-    /// Where its workers' shards belong, by local rank.
+    step: FinalStep,
+    /// Where the workers' shards belong, by local rank.
     destinations: BTreeMap<u32, Destination>,
-    /// Generation and world size of the latest crew.
-    latest: Option<(Generation, u32)>,
-    /// World size and restarts of a crew that has not named its destinations yet.
-    begun: Option<(u32, u32)>,
-    /// The newest step that all nodes hold, its generation, and the world size.
-    held: Option<(Generation, Step, u32)>,
-    /// The newest step on durable storage.
-    pub durable: Option<Step>,
 }
 
 impl FinalSave {
-    /// Records that a crew starts. Until it names its destinations, the crew before it counts as
-    /// the last.
+    /// See [`FinalStep::begin`].
     pub fn begin(&mut self, crew: &Crew) {
-        self.latest = Some((crew.generation, crew.world_size));
-        self.begun = Some((crew.world_size, crew.restarts));
+        self.step.begin(crew.generation, crew.world_size, crew.restarts);
     }
 
     /// Records where a worker's shards belong.
     pub fn belongs(&mut self, local_rank: u32, to: Destination) {
-        if let Some(begun) = self.begun.take() {
-            (self.world_size, self.restarts) = begun;
+        if self.step.named(local_rank) {
             self.destinations.clear();
         }
         self.destinations.insert(local_rank, to);
     }
 
-    /// Records that all nodes hold a step of the latest crew, which may be gone.
-    pub fn holds(&mut self, generation: Generation, step: Step) {
-        if let Some((_, size)) = self.latest.filter(|(latest, _)| *latest == generation) {
-            self.held = Some((generation, step, size));
-        }
+    /// See [`FinalStep::held_by_all`].
+    pub fn held_by_all(&mut self, generation: Generation, step: Step) {
+        self.step.held_by_all(generation, step);
     }
 
-    /// Records that all ranks resume from a step, or from the beginning. Anything newer is
-    /// obsolete, on durable storage, too. `persist`: the step is in memory only.
+    /// See [`FinalStep::goes_on_from`]. `persist`: the step is in memory only.
     pub fn goes_on_from(&mut self, generation: Generation, step: Option<Step>, persist: bool, world_size: u32) {
-        self.held = step.filter(|_| persist).map(|step| (generation, step, world_size));
-        self.durable = if persist { self.durable.filter(|d| Some(*d) < step) } else { step };
+        self.step.goes_on_from(generation, world_size, step, persist);
+    }
+
+    /// See [`FinalStep::durable`].
+    pub fn durable(&mut self, step: Step) {
+        self.step.durable(step);
     }
 
     /// Makes the last step durable, as far as this node can, and reports the result. A further stop
@@ -116,12 +106,10 @@ impl FinalSave {
         asked_again: bool,
         inputs: &mut mpsc::UnboundedReceiver<Input>,
     ) -> bool {
-        let newer = |(_, step, _): &(Generation, Step, u32)| self.held.is_none_or(|(_, held, _)| *step > held);
-        let held = self.sealed_here(&own, run).filter(newer).or(self.held);
-        let Some((generation, step, size)) = held.filter(|(_, s, _)| self.durable.is_none_or(|d| *s > d)) else {
+        let Some(HeldStep { generation, step, .. }) = self.step.choose(|of, local| sealed(&own, run, of, local)) else {
             return true;
         };
-        let Some(to) = self.destinations.values().next().filter(|_| size == self.world_size) else { return true };
+        let Some(to) = self.destinations.values().next() else { return true };
         let directory = to.directory.clone();
         let not_waiting = || {
             crate::say!("not waiting for step {step} to be written to {}", directory.display());
@@ -160,26 +148,11 @@ impl FinalSave {
         }
     }
 
-    /// Returns the newest step that the latest crew has sealed on every rank, if all its ranks are
-    /// on this node. The agent may not have heard of it before the workers ended.
-    fn sealed_here(&self, own: &Own, run: u64) -> Option<(Generation, Step, u32)> {
-        let (generation, size) = self.latest.filter(|(_, size)| *size == self.world_size)?;
-        if self.destinations.len() as u64 != u64::from(size) || self.begun.is_some() {
-            return None;
-        }
-        let of_crew = |l: &Label| l.run == run && l.generation == generation.0;
-        let steps =
-            |local: &u32| own.slots(*local).iter().filter_map(|s| s.label()).filter(of_crew).map(|l| l.step).collect();
-        let all: Vec<BTreeSet<u64>> = self.destinations.keys().map(steps).collect();
-        let common = all.first()?.iter().rev().find(|step| all.iter().all(|of| of.contains(step)))?;
-        Some((generation, Step(*common), size))
-    }
-
     /// Writes this node's shards. The agent that writes the last note publishes the checkpoint; the
     /// others wait for that.
     fn write(&self, own: &Own, run: u64, generation: Generation, step: Step) -> Result<Written, FinalSaveError> {
         let Some(to) = self.destinations.values().next() else { return Ok(Written::Elsewhere) };
-        let mark = to.mark(generation, self.restarts);
+        let mark = to.mark(generation, self.step.restarts());
         for (local, to) in &self.destinations {
             let slots = own.slots(*local);
             // A restored step keeps the generation that captured it. Of two slots with the same
@@ -204,10 +177,16 @@ impl FinalSave {
     /// Returns the shards that are noted, if they are all there, or the ranks that lack a note.
     fn noted(&self, to: &Destination, mark: &Mark, step: Step) -> Result<Vec<ShardFile>, Vec<u32>> {
         let noted = |rank| persist::noted(&to.directory, mark, step.0, rank).ok_or(rank);
-        let (shards, missing): (Vec<_>, Vec<_>) = (0..self.world_size).map(noted).partition(Result::is_ok);
+        let (shards, missing): (Vec<_>, Vec<_>) = (0..self.step.world_size()).map(noted).partition(Result::is_ok);
         let missing: Vec<u32> = missing.into_iter().filter_map(Result::err).collect();
         if missing.is_empty() { Ok(shards.into_iter().flatten().collect()) } else { Err(missing) }
     }
+}
+
+/// Returns the steps of a generation that the worker with this local rank has sealed.
+fn sealed(own: &Own, run: u64, generation: Generation, local_rank: u32) -> BTreeSet<Step> {
+    let of_crew = |l: &Label| l.run == run && l.generation == generation.0;
+    own.slots(local_rank).iter().filter_map(|s| s.label()).filter(of_crew).map(|l| Step(l.step)).collect()
 }
 
 /// Why the last step stays in memory only.

@@ -395,7 +395,7 @@ impl Driver {
     }
 
     fn step_is_durable(&mut self, step: Step) {
-        self.final_save.durable = self.final_save.durable.max(Some(step));
+        self.final_save.durable(step);
         if let Some(crew) = &self.crew {
             crew.durable(step);
             self.replicas.durable(step, crew.slot.workers);
@@ -459,7 +459,7 @@ impl Driver {
                     crew.replicated(step);
                 }
             }
-            CrewCommand::HeldByAll(step) => self.final_save.holds(generation, step),
+            CrewCommand::HeldByAll(step) => self.final_save.held_by_all(generation, step),
             CrewCommand::Publish(publish) => self.publish(generation, publish),
             CrewCommand::Durable(step) => self.step_is_durable(step),
         }

@@ -17,7 +17,7 @@ use everstep_wire::output::{CoordinatorStatus, FIRST, JobStatus, NodeStatus, Pha
 /// Returns the newest step that all nodes have in memory, with its copies. A single node has no
 /// copies elsewhere.
 fn replicated(job: &Job) -> Option<Step> {
-    job.replicas.committed().filter(|_| job.record.world.slots.len() > 1)
+    job.replicas().committed().filter(|_| job.record().world.slots.len() > 1)
 }
 
 impl Driver {
@@ -49,11 +49,11 @@ impl Driver {
     /// Injects a fault into the node of a rank, and returns the node.
     pub(super) fn inject(&mut self, id: &JobId, injection: Injection) -> Result<NodeId, String> {
         let job = self.core.jobs().get(id).ok_or_else(|| format!("this coordinator has no job {id}"))?;
-        let training = matches!(job.phase, Phase::Training { .. });
-        let slot = job.record.world.slot_of(Rank(injection.rank)).filter(|_| training);
+        let training = matches!(job.phase(), Phase::Training { .. });
+        let slot = job.record().world.slot_of(Rank(injection.rank)).filter(|_| training);
         let slot = slot.ok_or_else(|| format!("job {id} has no rank {} in training", injection.rank))?;
         let node = slot.node.clone();
-        let peer = job.nodes.get(&node).and_then(|n| self.peers.get(&n.session?));
+        let peer = job.nodes().get(&node).and_then(|n| self.peers.get(&n.session?));
         let peer = peer.ok_or_else(|| format!("node {node} is not attached"))?;
         let _ = peer.orders.send(ToAgent::Inject(injection));
         self.write(&id.0, Fact::Injected { node: node.clone(), injection });
@@ -66,30 +66,30 @@ impl Driver {
     }
 
     fn live_job(&self, id: &JobId, job: &Job) -> Live {
-        let training = matches!(job.phase, Phase::Training { .. });
-        let active = if training { job.record.world.size() } else { 0 };
+        let training = matches!(job.phase(), Phase::Training { .. });
+        let active = if training { job.record().world.size() } else { 0 };
         let node = |(id, n): (&NodeId, &Node)| {
             let silence =
                 n.session.and_then(|s| self.keep_alive.silence(self.now(), s)).unwrap_or_default().as_secs_f64();
             (id.0.clone(), (job.state_of(n), silence), n.hello.workers)
         };
-        let nodes: Vec<_> = job.nodes.iter().map(node).collect();
+        let nodes: Vec<_> = job.nodes().iter().map(node).collect();
         let ranks = |of: NodeState| {
             nodes.iter().filter(|(_, (state, _), _)| *state == of).map(|(.., workers)| workers).sum::<u32>()
         };
         let each = nodes.first().map_or(1, |(.., workers)| *workers);
         Live {
             job: id.0.clone(),
-            step: job.progress.completed_by_all(job.record.world.size()).map(|s| s.0),
-            step_us: job.progress.median_step_us(),
+            step: job.progress().completed_by_all(job.record().world.size()).map(|s| s.0),
+            step_us: job.progress().median_step_us(),
             world: [
                 ("active", active),
                 ("waiting", ranks(NodeState::Waiting)),
                 ("spare", ranks(NodeState::Spare)),
-                ("target", job.record.spec.nodes_max * each),
+                ("target", job.record().spec.nodes_max * each),
             ],
-            checkpoints: [("durable", job.record.durable.map(|s| s.0)), ("peer", replicated(job).map(|s| s.0))],
-            restarts: job.record.restarts(),
+            checkpoints: [("durable", job.record().durable.map(|s| s.0)), ("peer", replicated(job).map(|s| s.0))],
+            restarts: job.record().restarts(),
             nodes: nodes.iter().map(|(id, (state, silence), _)| (id.clone(), (state.name(), *silence))).collect(),
         }
     }
@@ -102,30 +102,30 @@ impl Driver {
     }
 
     fn job_status(&self, id: &JobId, job: &Job) -> JobStatus {
-        let record = &job.record;
-        let mut workers: Vec<RankProgress> = job.progress.ranks().cloned().collect();
+        let record = job.record();
+        let mut workers: Vec<RankProgress> = job.progress().ranks().cloned().collect();
         workers.sort_by_key(|w| w.rank);
         let request =
             |r: &Request| RequestStatus { id: r.id, what: r.remedy.to_string(), stage: r.stage.name().to_owned() };
         JobStatus {
             job: id.clone(),
-            phase: match &job.phase {
+            phase: match job.phase() {
                 Phase::Forming { .. } => PhaseName::Forming,
                 Phase::Training { .. } => PhaseName::Training,
                 Phase::Stopping { .. } => PhaseName::Stopping,
                 Phase::Over { .. } => PhaseName::Over,
             },
-            reason: job.reason.clone(),
-            why: job.reason.sentence(),
+            reason: job.reason().clone(),
+            why: job.reason().sentence(),
             generation: record.generation,
             world_size: record.world.size(),
             restarts: record.restarts(),
             max_restarts: record.max_restarts(),
             durable_step: record.durable,
             replicated_step: replicated(job),
-            slow: job.progress.slow().slow().clone(),
-            sub_healthy: job.progress.slow().slightly_slow(),
-            nodes: job.nodes.iter().map(|(_, n)| self.node_status(job, n)).collect(),
+            slow: job.progress().slow().slow().clone(),
+            sub_healthy: job.progress().slow().slightly_slow(),
+            nodes: job.nodes().iter().map(|(_, n)| self.node_status(job, n)).collect(),
             workers,
             requests: record.machines.requests().iter().map(request).collect(),
         }
@@ -134,8 +134,8 @@ impl Driver {
     fn node_status(&self, job: &Job, n: &Node) -> NodeStatus {
         let Hello { node, host, incarnation, replica_port, .. } = &n.hello;
         // A node that is used for lack of others is not excluded.
-        let unused = job.record.world.slot(node).is_none();
-        let exclusion = job.record.machines.exclusion(node, *incarnation).filter(|_| unused);
+        let unused = job.record().world.slot(node).is_none();
+        let exclusion = job.record().machines.exclusion(node, *incarnation).filter(|_| unused);
         let role = n.session.and_then(|s| self.peers.get(&s)).map(|p| p.role);
         NodeStatus {
             node: node.clone(),

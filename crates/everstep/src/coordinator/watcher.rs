@@ -150,13 +150,13 @@ impl Driver {
         let id = JobId(job);
         let Some(job) = self.core.jobs().get(&id) else { return };
         // A node outside the world does nothing that could be compared.
-        if !matches!(job.phase, Phase::Training { .. }) || job.record.world.slot(&node).is_none() {
+        if !matches!(job.phase(), Phase::Training { .. }) || job.record().world.slot(&node).is_none() {
             return;
         }
-        let generation = job.record.generation;
+        let generation = job.record().generation;
         let known = self.watcher.sent_worlds.get(&id) == Some(&generation);
-        let domain = |node: &NodeId| job.nodes.get(node).map_or_else(String::new, |n| n.hello.domain.clone());
-        let world = || job.record.world.slots.iter().map(|s| (s.node.clone(), domain(&s.node))).collect();
+        let domain = |node: &NodeId| job.nodes().get(node).map_or_else(String::new, |n| n.hello.domain.clone());
+        let world = || job.record().world.slots.iter().map(|s| (s.node.clone(), domain(&s.node))).collect();
         let received = Received {
             generation,
             world: (!known).then(world),
@@ -174,7 +174,7 @@ impl Driver {
 
     /// Handles a finding of the detector.
     pub(super) fn unlike(&mut self, job: JobId, generation: Generation, finding: Finding) {
-        if self.core.jobs().get(&job).is_none_or(|j| j.record.generation != generation) {
+        if self.core.jobs().get(&job).is_none_or(|j| j.record().generation != generation) {
             return;
         }
         if finding.group || finding.nodes.len() > 1 {

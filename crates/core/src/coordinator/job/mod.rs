@@ -54,35 +54,35 @@ use std::collections::BTreeSet;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
     /// The record that the store has, or will have.
-    pub record: JobRecord,
+    pub(super) record: JobRecord,
     /// State of the writes to the store.
-    pub write: RecordWrite,
+    pub(super) write: RecordWrite,
     /// Nodes by id.
-    pub nodes: Nodes,
+    pub(super) nodes: Nodes,
     /// What the job is doing.
-    pub phase: Phase,
+    pub(super) phase: Phase,
     /// Why it is doing that.
-    pub reason: Reason,
+    pub(super) reason: Reason,
     /// Shards of the current generation.
-    pub shards: Shards,
+    pub(super) shards: Shards,
     /// Replicas of the current generation.
-    pub replicas: Replicas,
+    pub(super) replicas: Replicas,
     /// How far the current generation is, against the ones before.
-    pub recovery: Recovery,
+    pub(super) recovery: Recovery,
     /// The failures around the latest incident.
-    pub evidence: Evidence,
+    pub(super) evidence: Evidence,
     /// The latest restarts.
-    pub restarts: Restarts,
+    pub(super) restarts: Restarts,
     /// Checks of nodes.
-    pub checks: Checks,
+    pub(super) checks: Checks,
     /// Attempts to change the size of the world.
-    pub growth: Growth,
+    pub(super) growth: Growth,
     /// Requests about machines.
-    pub provisioning: Provisioning,
+    pub(super) provisioning: Provisioning,
     /// The ranks that have ended, or may have.
-    pub ending: Ending,
+    pub(super) ending: Ending,
     /// What the ranks of the current generation report.
-    pub progress: ProgressWatch,
+    pub(super) progress: ProgressWatch,
 }
 
 impl Job {
@@ -90,6 +90,60 @@ impl Job {
     #[must_use]
     pub fn new(hello: &Hello, now: Time) -> Self {
         Job::from_record(JobRecord::new(hello.spec.clone(), hello.incarnation), None, now)
+    }
+
+    /// What the store has, or will have.
+    #[must_use]
+    pub fn record(&self) -> &JobRecord {
+        &self.record
+    }
+
+    /// What the job is doing.
+    #[must_use]
+    pub fn phase(&self) -> &Phase {
+        &self.phase
+    }
+
+    /// Why it is doing that.
+    #[must_use]
+    pub fn reason(&self) -> &Reason {
+        &self.reason
+    }
+
+    /// Its nodes by id.
+    #[must_use]
+    pub fn nodes(&self) -> &Nodes {
+        &self.nodes
+    }
+
+    /// Shards of the current generation.
+    #[must_use]
+    pub fn shards(&self) -> &Shards {
+        &self.shards
+    }
+
+    /// Replicas of the current generation.
+    #[must_use]
+    pub fn replicas(&self) -> &Replicas {
+        &self.replicas
+    }
+
+    /// How far the current generation is, against the ones before.
+    #[must_use]
+    pub fn recovery(&self) -> &Recovery {
+        &self.recovery
+    }
+
+    /// What the ranks of the current generation report.
+    #[must_use]
+    pub fn progress(&self) -> &ProgressWatch {
+        &self.progress
+    }
+
+    /// Attempts to change the size of the world.
+    #[must_use]
+    pub fn growth(&self) -> &Growth {
+        &self.growth
     }
 
     /// Returns a job from its record: its nodes are expected to come back.
