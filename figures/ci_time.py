@@ -1,7 +1,8 @@
 """CI takes at most 25 minutes from a clean clone on two cores, and covers no less than it did.
 
-Measured is what a person would start: `.ci/run`, in a clone without `target` and `.venv`. What cargo and pip have downloaded
-before is at hand. The samples of the first bound are the stages and their seconds.
+This measures what a person would start: `.ci/run`, in a clone without `target` and `.venv`. The
+downloads of cargo and pip are cached already. The samples of the first bound are the stages and
+their seconds.
 """
 
 from __future__ import annotations

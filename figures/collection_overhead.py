@@ -1,4 +1,4 @@
-"""The cost of being watched.
+"""Sampling costs the agent a small share of a core, and few bytes.
 
 The CPU time of an agent that samples every second and keeps a ring with 100 samples per second,
 compared with an agent that takes no samples; and how many bytes a sample takes on the network.

@@ -1,8 +1,9 @@
-"""Hand-made checkpoints with correct checksums, given to every reader under an address sanitizer.
+"""Hand-made checkpoints with correct checksums harm no reader.
 
-The control is the reader without its checks. The crates are built for the sanitizer by the same
-toolchain as everything else (it ships the runtime); ``target/asan`` keeps the builds. Python loads
-the sanitized extension with the C compiler's runtime preloaded.
+All readers run under an address sanitizer. The control is the reader without its checks. The crates
+are built for the sanitizer by the same toolchain as everything else (it ships the runtime);
+``target/asan`` keeps the builds. Python loads the sanitized extension with the C compiler's runtime
+preloaded.
 """
 
 from __future__ import annotations

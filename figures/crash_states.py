@@ -1,4 +1,4 @@
-"""What a power failure can leave behind.
+"""After a power failure, readers find the last durable checkpoint or a newer one.
 
 Every prefix of the file-system operations of commits and clean-ups, with unsynced ones dropped,
 torn or reordered. A reader must find the last durable checkpoint or a newer one.

@@ -1,8 +1,8 @@
-"""Kills of a six-line script whose losses depend on random numbers.
+"""Kills change no loss and no weight, although losses depend on random numbers.
 
-Each loss and the final weights are those of an undisturbed run. Soak runs are accumulated in
-docs/benchmarks/exact-kills.md for as long as the code that captures, restores and chooses the step
-does not change.
+The script has six lines of everstep. Each loss and the final weights are those of an undisturbed
+run. Soak runs are accumulated in docs/benchmarks/exact-kills.md for as long as the code that
+captures, restores and chooses the step does not change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Memory over 200 steps: only slots and replicas, constant, and as `everstep memory` predicted."""
+"""Memory is constant over 200 steps, and is what `everstep memory` predicted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notices of incidents, as real services accept them.
+"""Notices of incidents are what real services accept; none is lost or sent twice.
 
 A webhook (Alertmanager's version 4, signed), Slack in both ways, PagerDuty, DingTalk,
 OpenTelemetry, and a real Alertmanager, which passes them on.

@@ -1,4 +1,7 @@
-"""The probability that memory survives, checked against every way to fail, and its cost for a large cluster."""
+"""The probability that memory survives equals what counting all ways to fail gives.
+
+The time to compute it for a large cluster is bounded.
+"""
 
 from __future__ import annotations
 

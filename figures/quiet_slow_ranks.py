@@ -1,4 +1,4 @@
-"""Healthy ranks on a busy machine are rarely reported as slow; a slow rank is named within ten steps."""
+"""On a busy machine, healthy ranks are rarely reported as slow; a slow one is, within ten steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The elastic sampler: exactly once over sizes, worlds, prefetch and kills; speed; memory."""
+"""The elastic sampler uses every sample exactly once, at high speed and in constant memory.
+
+For many sizes and worlds, with prefetch, and through kills.
+"""
 
 from __future__ import annotations
 

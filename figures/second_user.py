@@ -1,4 +1,4 @@
-"""Another user of the same host attacks a job while it starts, runs, restarts and is cleaned up.
+"""Another user of the same host can neither harm nor read a job, whatever its state.
 
 The job trains on and reveals nothing. The timed part is valid only on an idle machine.
 """

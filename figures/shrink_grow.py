@@ -1,4 +1,4 @@
-"""Worlds that shrink and grow: 3 → 2 → 3 → 2 nodes, every sample used exactly once."""
+"""Worlds that shrink and grow (3 → 2 → 3 → 2 nodes) use every sample exactly once."""
 
 from __future__ import annotations
 
