@@ -23,8 +23,9 @@ SECONDS = 25 * 60
 STAGE = re.compile(r"^(make -j|make (miri|fuzz|setup)|cargo (test|build)|target/|\S+python -m pytest)")
 #: Words that all stages have in common.
 COMMON = re.compile(r"--workspace|--profile checked|--exclude \S+|--nocapture|(^| )-q|--(?= |$)")
-#: What CI covers: where its output says so, and the least that it must be, which is what it was when this figure was written
-#: (of tests in Rust, the number of test functions). Numbers are added up.
+#: What CI covers: where its output says so, and the least that it must be, which is what it was
+#: when this figure was written (of tests in Rust, the number of test functions). Numbers are added
+#: up.
 COVERED = {
     "rust-tests": (r"^test result: ok\. (\d+) passed", "tests in Rust that passed", 640),
     "python-tests": (r"^(?:\d+ failed, )?(\d+) passed.* in [\d.]+s", "tests in Python that passed", 1249),

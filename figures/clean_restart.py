@@ -24,7 +24,8 @@ PATIENCE = 40.0
 
 
 def _trial(c: Cluster, index: int) -> tuple[float, bool]:
-    """Returns the seconds from the kill to the next new step, and whether one attempt was enough."""
+    """Returns the seconds from the kill to the next new step, and whether one attempt was
+    enough."""
     before = len(c.facts("GenerationStarted"))
     if index % 10 == 9:
         when = c.kill_node(0)  # hosts MASTER_ADDR

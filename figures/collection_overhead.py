@@ -56,7 +56,8 @@ class Wire:
                 self.payloads.append((headers, packet[headers:]))
 
     def samples(self) -> tuple[int, int]:
-        """Returns the bytes of all sample lines with their headers, and the number of samples in them."""
+        """Returns the bytes of all sample lines with their headers, and the number of samples in
+        them."""
         self.over = True
         self.thread.join()
         sent = held = 0

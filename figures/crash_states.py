@@ -55,7 +55,8 @@ def _unescape(text: str) -> bytes:
 
 
 def _made_durable(trace: Trace, path: str, at: int) -> None:
-    """Records that a file or directory was synced: what was done to it before is durable from then on."""
+    """Records that a file or directory was synced: what was done to it before is durable from then
+    on."""
     for op in trace.ops:
         of_data = op.kind in ("write", "truncate")
         folder = os.path.dirname(op.to or op.path)

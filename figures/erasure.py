@@ -1,7 +1,8 @@
 """Parity survives any loss of two of six machines, in about half the memory of copies.
 
-Encoding and rebuilding are timed, too. Machines are also lost while parity is being computed. Losses use real processes;
-speed uses the program that moves bytes (``crates/checkpoint/examples/erasure.rs``).
+Encoding and rebuilding are timed, too. Machines are also lost while parity is being computed.
+Losses use real processes; speed uses the program that moves bytes
+(``crates/checkpoint/examples/erasure.rs``).
 """
 
 from __future__ import annotations

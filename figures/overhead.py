@@ -75,7 +75,8 @@ def _system_calls() -> float:
 
 
 def _agent_share(seconds: float) -> float:
-    """Returns the percentage of a core that agent, guard and coordinator use per worker during training."""
+    """Returns the percentage of a core that agent, guard and coordinator use per worker during
+    training."""
     ticks = os.sysconf("SC_CLK_TCK")
 
     def used(pid: int) -> int:

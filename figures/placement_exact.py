@@ -40,7 +40,8 @@ def _counted(n: int, k: int, f: int) -> float:
 
 
 def _closed(n: int, k: int, f: int) -> float:
-    """Returns the probability for group placement by inclusion and exclusion, in integers (k divides n)."""
+    """Returns the probability for group placement by inclusion and exclusion, in integers (k
+    divides n)."""
     lost = sum((-1) ** (i + 1) * comb(n // k, i) * comb(n - i * k, f - i * k) for i in range(1, f // k + 1))
     return float(1 - Fraction(lost, comb(n, f)))
 

@@ -87,10 +87,10 @@ def module(name: str) -> str:
 
 
 def claim(name: str) -> str:
-    """Returns what the figure claims: the first line of its module's docstring."""
+    """Returns what the figure claims: the first sentence of its module's docstring."""
     # Parsed, because some figures import what only their own run installs.
     text = (ROOT / "figures" / f"{module(name)}.py").read_text()
-    return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+    return (ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0].replace("\n", " ")
 
 
 def write_page() -> None:

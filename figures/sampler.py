@@ -62,7 +62,8 @@ class _Life:
         self.committed = state
 
     def run(self, epochs: int, steps: int, used: Counter[tuple[int, int]]) -> bool:
-        """Returns true if all epochs are done, or false if killed before committing its ``steps``-th step."""
+        """Returns true if all epochs are done, or false if killed before committing its
+        ``steps``-th step."""
         for epoch in range(epochs):
             for s in self.samplers:
                 s.set_epoch(epoch)

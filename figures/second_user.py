@@ -67,7 +67,8 @@ def _traces(p: Place, found: Found) -> None:
 
 
 def _steps(p: Place, found: Found, ranks: int, killed: int) -> None:
-    """Checks that each step has one loss and, except for those repeated by the restart, appears once."""
+    """Checks that each step has one loss and, except for those repeated by the restart, appears
+    once."""
     for rank in range(ranks):
         rows = p.rows(rank)
         losses: dict[int, set[str]] = {}
@@ -160,7 +161,8 @@ CONTROLS = {
 
 
 def _slower(seconds: float) -> tuple[list[float], float]:
-    """Returns by how many percent steps are longer in each turn of attacks, and the attack's share of a core.
+    """Returns by how many percent steps are longer in each turn of attacks, and the attack's share
+    of a core.
 
     The steps during an attack are compared with those just before and just after it, while the same
     user burns as much processor time. This machine's speed may change by a fifth from one second to

@@ -1,4 +1,5 @@
-"""Under simulated faults, the control plane keeps every invariant, and every planted bug is found."""
+"""Under simulated faults, the control plane keeps every invariant, and every planted bug is
+found."""
 
 from __future__ import annotations
 

@@ -74,7 +74,8 @@ def by_call(found: dict[str, Any]) -> float:
 
 
 def goodput(part: str, found: list[dict[str, Any]]) -> Bound:
-    """Returns how far apart goodput's stall and the paired difference are, in all processes together.
+    """Returns how far apart goodput's stall and the paired difference are, in all processes
+    together.
 
     The paired difference of one process has a standard error of a fifth at 50 MB, with either sign.
     """

@@ -9,8 +9,8 @@
 use pyo3::prelude::*;
 use std::sync::OnceLock;
 
-/// Words of torch's object that are compared, up to the last one that has a flag in torch 2.15. Every
-/// version with the table (see [`crate::tensor_metadata`]) has more.
+/// Words of torch's object that are compared, up to the last one that has a flag in torch 2.15.
+/// Every version with the table (see [`crate::tensor_metadata`]) has more.
 const WORDS: usize = 22;
 /// Words of a storage in which its address is looked for. It has more.
 const STORAGE_WORDS: usize = 6;
@@ -43,8 +43,8 @@ pub struct Known {
 /// # Safety
 /// `object` is aligned and has as many words, and is alive.
 unsafe fn read<const N: usize>(object: usize) -> [u64; N] {
-    // SAFETY: the caller's promise. Another thread may change the count of references meanwhile, and
-    // with it only a word that is not compared; hence a volatile read.
+    // SAFETY: the caller's promise. Another thread may change the count of references meanwhile,
+    // and with it only a word that is not compared; hence a volatile read.
     unsafe { (object as *const [u64; N]).read_volatile() }
 }
 
@@ -72,8 +72,8 @@ impl Positions {
 }
 
 impl Layout {
-    /// Returns where the words are, looked for once. `kind` is `torch.Tensor`. Returns `None` if this
-    /// torch keeps them in another way.
+    /// Returns where the words are, looked for once. `kind` is `torch.Tensor`. Returns `None` if
+    /// this torch keeps them in another way.
     pub fn of(kind: &Bound<'_, PyAny>) -> PyResult<Option<&'static Self>> {
         static FOUND: OnceLock<Option<Layout>> = OnceLock::new();
         if FOUND.get().is_none() {
@@ -93,8 +93,8 @@ impl Layout {
             let tensor = torch.call_method1("zeros", (shape,))?;
             let storage = tensor.call_method0("untyped_storage")?;
             let (object, held) = (address_of(&tensor)?, address_of(&storage)?);
-            // SAFETY: an instance of `kind` has as many words; torch's objects behind the tensor and
-            // its storage live as long as those, and nobody else has them.
+            // SAFETY: an instance of `kind` has as many words; torch's objects behind the tensor
+            // and its storage live as long as those, and nobody else has them.
             let (own, before, stored) = unsafe {
                 let own = std::slice::from_raw_parts(tensor.as_ptr().cast::<usize>(), size);
                 (own.to_vec(), read::<WORDS>(object), read::<STORAGE_WORDS>(held))

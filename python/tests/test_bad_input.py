@@ -1,4 +1,5 @@
-"""Bad input ends in one clear sentence with a remedy, with the right exit code, and loses nothing."""
+"""Bad input ends in one clear sentence with a remedy, with the right exit code, and loses
+nothing."""
 
 from __future__ import annotations
 
@@ -161,7 +162,8 @@ def test_what_a_second_agent_waits_for_is_said_while_it_waits(env, script, tmp_p
 
 
 def test_two_machines_with_one_id(env, everstep, script, tmp_path):
-    """As above, but the second agent cannot see the first machine's lock: the coordinator refuses it."""
+    """As above, but the second agent cannot see the first machine's lock: the coordinator refuses
+    it."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{s.getsockname()[1]}"

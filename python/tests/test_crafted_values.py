@@ -93,7 +93,8 @@ def test_values_of_an_earlier_format_are_not_nested_without_end():
 @pytest.mark.parametrize("how", [f.PAIRS, f.SET])
 @pytest.mark.parametrize("of_two", [False, True], ids=["a chain", "each twice the one before"])
 def test_what_is_hashed_is_not_nested_without_end(how, of_two):
-    """Of a chain of shared tuples, hash() takes C's stack; of tuples that each have the one before twice, it never ends."""
+    """Of a chain of shared tuples, hash() takes C's stack; of tuples that each have the one before
+    twice, it never ends."""
     count = 60 if of_two else 200_000
     # They are numbered in the order in which they are complete.
     shared = [{f.TUPLE: ["a"]}, *({f.TUPLE: [{f.SAME: n}] * (1 + of_two)} for n in range(count))]
@@ -106,7 +107,8 @@ def test_what_is_hashed_is_not_nested_without_end(how, of_two):
 
 @pytest.mark.parametrize("of_two", [False, True], ids=["a chain", "each twice the one before"])
 def test_what_becomes_a_key_of_an_optimizers_state_is_not_nested_without_end(of_two):
-    """Keys of no parameter are values of a list in the checkpoint: hash() took C's stack, or never ended."""
+    """Keys of no parameter are values of a list in the checkpoint: hash() took C's stack, or never
+    ended."""
     count = 60 if of_two else 200_000
     shared = [{f.TUPLE: ["a"]}, *({f.TUPLE: [{f.SAME: n}] * (1 + of_two)} for n in range(count))]
     groups = [{"params": [], "kept": shared}]

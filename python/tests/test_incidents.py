@@ -1,4 +1,5 @@
-"""A running job is broken on purpose: what is noticed, named, reported, accounted for, and sent to whom.
+"""A running job is broken on purpose: what is noticed, named, reported, accounted for, and sent to
+whom.
 
 Tested with real workers, signals and HTTP.
 """

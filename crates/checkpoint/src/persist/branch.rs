@@ -51,8 +51,8 @@ pub struct Record {
 struct Continued {
     /// The step.
     step: u64,
-    /// The ownership of the directory at that time. Where [`Record::epoch`] is 0, whoever wrote this
-    /// did not know its own.
+    /// The ownership of the directory at that time. Where [`Record::epoch`] is 0, whoever wrote
+    /// this did not know its own.
     owner: u64,
 }
 

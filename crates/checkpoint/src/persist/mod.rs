@@ -120,8 +120,8 @@ pub fn write_shard(
 ///
 /// # Errors
 /// Those of the file system or store; `PermissionDenied` when another job has taken the directory
-/// over; `AlreadyExists` where `target` names what something else has; `InvalidInput` when the shards
-/// are not one of each rank.
+/// over; `AlreadyExists` where `target` names what something else has; `InvalidInput` when the
+/// shards are not one of each rank.
 pub fn publish(directory: &Path, mark: &Mark, step: u64, shards: &[ShardFile], target: Target) -> io::Result<PathBuf> {
     let storage = at(directory)?;
     let lineage = match target {

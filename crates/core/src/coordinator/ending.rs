@@ -230,8 +230,8 @@ impl Job {
         self.finish();
     }
 
-    /// Keeps in the record that ranks of a lost node had ended: their node cannot tell a coordinator
-    /// that starts later.
+    /// Keeps in the record that ranks of a lost node had ended: their node cannot tell a
+    /// coordinator that starts later.
     pub(super) fn keep_ends(&mut self, id: &NodeId) {
         let ended = self.record.world.slot(id).map(|slot| self.ending.ended_on(slot)).unwrap_or_default();
         self.record.ended.retain(|(rank, _)| ended.iter().all(|(other, _)| other != rank));
