@@ -21,6 +21,8 @@ LONG = 90
 #: Joined here, or the tool would find it in this file.
 MISSPELT = "t" + "eh"
 FEW = 3
+#: A sentence that is too long for one line.
+SENTENCE = "one two three four five " * 5
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,9 @@ VIOLATIONS = {
     "links": Violation("README.md", "\n[Nowhere](nowhere.md)\n", "nowhere.md"),
     "counts": Violation("README.md", f"\nIt has {FEW} invariants.\n", f"{FEW} invariants"),
     "counts-module": Violation(RUST, f"//! It has {FEW}\n//! classes.\n//!", f"{FEW} classes", "//!"),
+    "wrap": Violation("README.md", f"\n{SENTENCE}\n", "README.md:"),
+    "wrap-comment": Violation(RUST, f"    // {SENTENCE}\n", f"{RUST}:"),
+    "wrap-docstring": Violation("python/everstep/planted.py", f'"""{SENTENCE}"""\n', "python/everstep/planted.py:1:"),
 }
 
 
