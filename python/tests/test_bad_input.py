@@ -172,9 +172,10 @@ def test_two_machines_with_one_id(env, everstep, script, tmp_path):
     path = script("import time; time.sleep(60)")
     first = subprocess.Popen([EVERSTEP, "run", *common, path], env=env)
     try:
-        while not (tmp_path / "store" / "endpoint.json").exists():
+        events = tmp_path / "store" / "events.jsonl"
+        while not (events.exists() and "NodeJoined" in events.read_text()):
+            assert first.poll() is None, "the first machine has not joined"
             time.sleep(0.05)
-        time.sleep(0.5)
         elsewhere = {"EVERSTEP_STATE_DIR": str(tmp_path / "state2"), "EVERSTEP_SHM_DIR": str(tmp_path / "shm2")}
         _says(everstep("run", *common, path, **elsewhere), 78, "already in use", "--node-rank")
         assert first.poll() is None
