@@ -1,5 +1,4 @@
-"""Saves through DCP that meet others, fail, or ask for what everstep cannot do: each publishes what
-it was given, or nothing."""
+"""Saves through DCP that meet others, fail, or ask for too much: each is published, or nothing is."""
 
 from __future__ import annotations
 
