@@ -1,4 +1,4 @@
-"""Saves through DCP that meet others, fail, or ask for too much: each is published, or nothing is."""
+"""Saves through DCP that meet others, fail, or ask for too much publish all of it, or nothing."""
 
 from __future__ import annotations
 
