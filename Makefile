@@ -16,7 +16,7 @@ WORKSPACE := --workspace --exclude everstep-python
 export GLOO_SOCKET_IFNAME ?= lo
 
 # What `make check` runs, each a target of its own: `make check-types`. Figure house-checks plants what each must find.
-CHECKS := format clippy doc msrv deny python types spelling links counts
+CHECKS := format clippy doc msrv deny python types spelling links counts wrap
 
 .PHONY: help setup build binary demo test check $(addprefix check-,$(CHECKS)) figures figure soak papers sim fuzz miri s3s nft schema fmt clean
 
@@ -30,7 +30,7 @@ help:
 	@echo "make fuzz SECONDS=n  fuzz every parser for n seconds each"
 	@echo "make miri            the slot protocol under Miri (installs a nightly compiler)"
 	@echo "make schema          write docs/schema from the types of what --json prints"
-	@echo "make check           formatting, lints, types, licences, spelling, links, counts; make fmt: format"
+	@echo "make check           formatting, lints, types, licences, spelling, links, counts, wrapping; make fmt: format"
 
 # The virtual environment: torch and what tests need, from PyPI.
 $(VENV)/ready: python/requirements.txt
@@ -102,6 +102,10 @@ check-links: $(VENV)/ready
 # Numbers of things in prose, such as "16 invariants", are those of the source.
 check-counts:
 	python3 -m harness.counts
+
+# Prose in Markdown, comments and docstrings is wrapped at 100 columns.
+check-wrap:
+	python3 -m harness.wrap
 
 # Writes docs/schema from the types; a test compares the two.
 schema:

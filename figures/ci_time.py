@@ -1,7 +1,8 @@
 """CI takes at most 25 minutes from a clean clone on two cores, and covers no less than it did.
 
-Measured is what a person would start: `.ci/run`, in a clone without `target` and `.venv`. What cargo and pip have downloaded
-before is at hand. The samples of the first bound are the stages and their seconds.
+This measures what a person would start: `.ci/run`, in a clone without `target` and `.venv`. The
+downloads of cargo and pip are cached already. The samples of the first bound are the stages and
+their seconds.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ SECONDS = 25 * 60
 STAGE = re.compile(r"^(make -j|make (miri|fuzz|setup)|cargo (test|build)|target/|\S+python -m pytest)")
 #: Words that all stages have in common.
 COMMON = re.compile(r"--workspace|--profile checked|--exclude \S+|--nocapture|(^| )-q|--(?= |$)")
-#: What CI covers: where its output says so, and the least that it must be, which is what it was when this figure was written
-#: (of tests in Rust, the number of test functions). Numbers are added up.
+#: What CI covers: where its output says so, and the least that it must be, which is what it was
+#: when this figure was written (of tests in Rust, the number of test functions). Numbers are added
+#: up.
 COVERED = {
     "rust-tests": (r"^test result: ok\. (\d+) passed", "tests in Rust that passed", 640),
     "python-tests": (r"^(?:\d+ failed, )?(\d+) passed.* in [\d.]+s", "tests in Python that passed", 1249),

@@ -1,4 +1,4 @@
-"""The cost of being watched.
+"""Sampling costs the agent a small share of a core, and few bytes.
 
 The CPU time of an agent that samples every second and keeps a ring with 100 samples per second,
 compared with an agent that takes no samples; and how many bytes a sample takes on the network.
@@ -56,7 +56,8 @@ class Wire:
                 self.payloads.append((headers, packet[headers:]))
 
     def samples(self) -> tuple[int, int]:
-        """Returns the bytes of all sample lines with their headers, and the number of samples in them."""
+        """Returns the bytes of all sample lines with their headers, and the number of samples in
+        them."""
         self.over = True
         self.thread.join()
         sent = held = 0

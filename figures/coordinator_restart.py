@@ -1,4 +1,4 @@
-"""The coordinator is killed repeatedly while two nodes train."""
+"""Kills of the coordinator while two nodes train cost no step and restart no worker."""
 
 from __future__ import annotations
 

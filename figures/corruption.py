@@ -1,6 +1,7 @@
-"""Every kind of damage to a small checkpoint: slot, replica, file, manifest, index, frames.
+"""No kind of damage to a small checkpoint makes it return anything but what was written.
 
-Also what other formats do with one flipped bit.
+Slot, replica, file, manifest, index and frames are damaged. Also what other formats do with one
+flipped bit.
 """
 
 from __future__ import annotations

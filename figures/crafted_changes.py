@@ -188,7 +188,8 @@ def _any_value(r: random.Random, shard: Shard) -> bytes:
 
 
 def added(r: random.Random, c: Checkpoint) -> None:
-    """Adds a tensor: a value of everstep's, a copy in a module or an optimizer, or one with a made-up name."""
+    """Adds a tensor: a value of everstep's, a copy in a module or an optimizer, or one with a
+    made-up name."""
     shard = r.choice(c.shards)
     what, like = r.random(), r.choice(shard.tensors)
     if what < 0.4:
@@ -206,7 +207,8 @@ def added(r: random.Random, c: Checkpoint) -> None:
 
 
 def grown(r: random.Random, c: Checkpoint) -> None:
-    """Adds keys, items and values of all types to a value, or gives the generator of numpy another state."""
+    """Adds keys, items and values of all types to a value, or gives the generator of numpy another
+    state."""
     t = r.choice(c.shards).blob("rng") if r.random() < 0.2 else _blob(r, c)
     if t.name == BLOB + "rng" and r.random() < 0.7:
         _with_tree(r, t, lambda node: {**node, "numpy": codes.generator(r)} if isinstance(node, dict) else node)
@@ -215,7 +217,8 @@ def grown(r: random.Random, c: Checkpoint) -> None:
 
 
 def deep(r: random.Random, c: Checkpoint) -> None:
-    """Puts containers in containers into a value, more than any stack takes, or such that each holds the one before twice."""
+    """Puts containers in containers into a value, more than any stack takes, or such that each
+    holds the one before twice."""
     t, what = _blob(r, c), r.random()
     if what < 0.15:
         _set(t, codes.nested_extensions(r))
@@ -283,7 +286,8 @@ def torch_saved(what: Any) -> bytes:
 
 
 def parts(c: Checkpoint) -> Checkpoint:
-    """Returns the checkpoint as two ranks would have saved it, each with half the rows of every matrix."""
+    """Returns the checkpoint as two ranks would have saved it, each with half the rows of every
+    matrix."""
     layout = {**msgpack.unpackb(c.shards[0].blob("layout").data[1:]), "world_size": 2, "replicated": False}
     found = Checkpoint({**c.manifest, "world_size": 2})
     for rank in range(2):

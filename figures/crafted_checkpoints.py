@@ -1,8 +1,9 @@
-"""Hand-made checkpoints with correct checksums, given to every reader under an address sanitizer.
+"""Hand-made checkpoints with correct checksums harm no reader.
 
-The control is the reader without its checks. The crates are built for the sanitizer by the same
-toolchain as everything else (it ships the runtime); ``target/asan`` keeps the builds. Python loads
-the sanitized extension with the C compiler's runtime preloaded.
+All readers run under an address sanitizer. The control is the reader without its checks. The crates
+are built for the sanitizer by the same toolchain as everything else (it ships the runtime);
+``target/asan`` keeps the builds. Python loads the sanitized extension with the C compiler's runtime
+preloaded.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ REPORT = "ERROR: AddressSanitizer"
 REPORTED = 99
 #: Seconds that a batch may take. One that takes longer has crashed: some reader does not end.
 BATCH_SECONDS = 600
-#: Memory is checked in full. What only makes reports richer, or patterns in fresh memory, takes a third of the time.
+#: Memory is checked in full. What only makes reports richer, or patterns in fresh memory, takes a
+#: third of the time.
 OPTIONS = ":".join(
     (
         "detect_leaks=0",
@@ -115,7 +117,8 @@ def _limited(line: list[str], environment: dict[str, str]) -> subprocess.Complet
         except subprocess.TimeoutExpired:
             late = f"\nit took more than {BATCH_SECONDS} s"
         finally:
-            # `everstep ckpt verify`, and the interpreter of that. Nothing is left of a batch that has ended.
+            # `everstep ckpt verify`, and the interpreter of that. Nothing is left of a batch that
+            # has ended.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         if late:

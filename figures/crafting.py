@@ -20,7 +20,8 @@ BLOB = "__everstep__/"
 
 @cache
 def _tables() -> list[list[int]]:
-    """Returns the tables for CRC-64/NVME, eight bytes at a time (NVM Express 2.0, figure 5.2.1.3.4)."""
+    """Returns the tables for CRC-64/NVME, eight bytes at a time (NVM Express 2.0, figure
+    5.2.1.3.4)."""
     first = []
     for byte in range(256):
         value = byte

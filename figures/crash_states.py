@@ -1,4 +1,4 @@
-"""What a power failure can leave behind.
+"""After a power failure, readers find the last durable checkpoint or a newer one.
 
 Every prefix of the file-system operations of commits and clean-ups, with unsynced ones dropped,
 torn or reordered. A reader must find the last durable checkpoint or a newer one.
@@ -55,7 +55,8 @@ def _unescape(text: str) -> bytes:
 
 
 def _made_durable(trace: Trace, path: str, at: int) -> None:
-    """Records that a file or directory was synced: what was done to it before is durable from then on."""
+    """Records that a file or directory was synced: what was done to it before is durable from then
+    on."""
     for op in trace.ops:
         of_data = op.kind in ("write", "truncate")
         folder = os.path.dirname(op.to or op.path)

@@ -1,4 +1,4 @@
-"""The ledger of the data: under kills and in changing worlds, every sample is used exactly once.
+"""Under kills and in changing worlds, every sample is used exactly once.
 
 The samples of every epoch are augmented as in an undisturbed run, under a hundred kills and in
 worlds of one to four ranks. In a world of constant size, kills change no bit of any loss. For

@@ -1,4 +1,4 @@
-"""The time from a fault to its incident, and from a slowdown to the name of the slow rank.
+"""A fault is an incident within seconds, and a slow rank is named within ten steps.
 
 A machine cut off, a worker killed, an exception, a worker stopped. Unicron: 5.6 s, 1.8 s, 0.3 s,
 three steps.

@@ -1,4 +1,7 @@
-"""`everstep detect` on bad input: one clear sentence and the right exit code, or a defined result."""
+"""`everstep detect` answers bad input with a clear sentence or a defined result.
+
+Each input must end with the documented exit code.
+"""
 
 from __future__ import annotations
 

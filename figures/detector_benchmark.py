@@ -1,8 +1,8 @@
-"""Which machine is at fault: the robust detector, Minder's LSTM-VAE and its paper's baselines.
+"""The robust detector finds the machine at fault more often than Minder's LSTM-VAE.
 
-Measured on sealed seeds of generated fleets. No verdict is adjusted: it is right if it names the
-right machine after the onset of the fault and before its end. How faults show in the metrics is our
-own model, not the paper's.
+Also compared with the baselines of Minder's paper. Measured on sealed seeds of generated fleets. No
+verdict is adjusted: it is right if it names the right machine after the onset of the fault and
+before its end. How faults show in the metrics is our own model, not the paper's.
 """
 
 from __future__ import annotations

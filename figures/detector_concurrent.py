@@ -1,7 +1,7 @@
-"""Several machines at fault at once, on sealed seeds. Faults that no metric shows do not count.
+"""Of several machines at fault at once, most are named, and hardly any other.
 
-2 to 5 machines of a fleet, a switch with 32 of 600 machines behind it, and which machine was first,
-at 100 samples per second.
+On sealed seeds. Faults that no metric shows do not count. 2 to 5 machines of a fleet, a switch with
+32 of 600 machines behind it, and which machine was first, at 100 samples per second.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The cost of the detectors (`crates/fleet/examples/detector_cost.rs`), for the figures that bound it."""
+"""The cost of the detectors (`crates/fleet/examples/detector_cost.rs`), for the figures that bound
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`everstep detect` on its own, on a table and on a real Prometheus server.
+"""`everstep detect` on its own finds the bad machine in a table and on Prometheus.
 
 In the table, a machine goes bad (precision, recall, a picture). The server scrapes real
 node_exporters, one of which runs on a machine whose network is slowed down.

@@ -1,6 +1,7 @@
-"""The time from the onset of a fault to the verdict, for visible faults that the robust detector names.
+"""The robust detector reaches its verdict within minutes of the onset of a fault.
 
-Minder looks every 8 minutes, with 4 minutes of continuity.
+Only visible faults that it names are counted. Minder looks every 8 minutes, with 4 minutes of
+continuity.
 """
 
 from __future__ import annotations

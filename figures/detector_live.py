@@ -1,4 +1,4 @@
-"""Five machines, one of which is disturbed: which one is named, and when.
+"""Of five live machines, the disturbed one is named in time, and no other.
 
 Each machine is a network namespace and a control group with its own agent. On one of them, another
 program uses the processor, memory or disk, the network is slowed down, or the worker is stopped.

@@ -1,6 +1,7 @@
-"""The cost of detecting, accounting and explaining for the training thread and the agent of 8 workers.
+"""Detecting, accounting and explaining cost microseconds per step.
 
-A step of the training thread contains a data loader, a section and an update.
+The agent of 8 workers has a bound as well. A step of the training thread contains a data
+loader, a section and an update.
 """
 
 from __future__ import annotations

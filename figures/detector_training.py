@@ -1,4 +1,7 @@
-"""Training one metric (memory) on a day of 64 machines, and the reconstruction error on unseen windows."""
+"""Training a metric on a day of 64 machines takes at most a minute and fits unseen windows.
+
+The metric is memory. The error is that of reconstructing unseen windows.
+"""
 
 from __future__ import annotations
 

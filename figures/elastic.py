@@ -61,7 +61,8 @@ def train(args: argparse.Namespace) -> None:
 
 
 def history(out: Path) -> dict[int, list[int]]:
-    """Returns the samples by step that the latest generation to run it has used on all its ranks."""
+    """Returns the samples by step that the latest generation to run it has used on all its
+    ranks."""
     runs: dict[int, dict[int, list[int]]] = {}
     for path in out.glob("used-*"):
         generation = int(path.name.split("-")[1])
@@ -72,7 +73,8 @@ def history(out: Path) -> dict[int, list[int]]:
 
 
 def unaccounted(out: Path, steps: int) -> int:
-    """Returns the number of samples not used exactly once in their epoch or missing from a global batch."""
+    """Returns the number of samples not used exactly once in their epoch or missing from a global
+    batch."""
     used = history(out)
     wrong = sum(abs(len(used.get(s, [])) - GLOBAL_BATCH) for s in range(steps))
     per_epoch = SAMPLES // GLOBAL_BATCH

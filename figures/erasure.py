@@ -1,7 +1,8 @@
-"""Parity instead of copies: how fast, for how much memory, and every way to lose two of six machines.
+"""Parity survives any loss of two of six machines, in about half the memory of copies.
 
-Machines are also lost while parity is being computed. Losses use real processes; speed uses the
-program that moves bytes (``crates/checkpoint/examples/erasure.rs``).
+Encoding and rebuilding are timed, too. Machines are also lost while parity is being computed.
+Losses use real processes; speed uses the program that moves bytes
+(``crates/checkpoint/examples/erasure.rs``).
 """
 
 from __future__ import annotations

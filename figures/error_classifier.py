@@ -1,7 +1,7 @@
-"""The verdicts of `everstep classify` on real error messages (crates/core/tests/errors, with sources).
+"""`everstep classify` gives nearly all real error messages the class that a person does.
 
-Those for which the rules were written, and those collected from other projects after the rules were
-fixed.
+The messages, with their sources, are in ``crates/core/tests/errors``: those for which the rules
+were written, and those collected from other projects after the rules were fixed.
 """
 
 from __future__ import annotations

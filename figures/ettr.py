@@ -1,4 +1,7 @@
-"""The share of time that trains: the closed form for exponential failures, and the simulator."""
+"""For exponential failures, the simulator agrees with the closed form of the effective time.
+
+The effective training time ratio is the share of time that trains.
+"""
 
 from __future__ import annotations
 

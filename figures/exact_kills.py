@@ -1,8 +1,8 @@
-"""Kills of a six-line script whose losses depend on random numbers.
+"""Kills change no loss and no weight, although losses depend on random numbers.
 
-Each loss and the final weights are those of an undisturbed run. Soak runs are accumulated in
-docs/benchmarks/exact-kills.md for as long as the code that captures, restores and chooses the step
-does not change.
+The script has six lines of everstep. Each loss and the final weights are those of an undisturbed
+run. Soak runs are accumulated in docs/benchmarks/exact-kills.md for as long as the code that
+captures, restores and chooses the step does not change.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def _git(*words: str) -> str:
 
 
 def code() -> str:
-    """Returns a name for the code whose kills are counted together. It changes with that code, but not
-    with comments that have lines of their own."""
+    """Returns a name for the code whose kills are counted together. It changes with that code, but
+    not with comments that have lines of their own."""
     files = _git("ls-tree", "-r", "--name-only", "HEAD", "--", *COUNTED).splitlines()
     lines = (line for file in files for line in [file, *_git("show", f"HEAD:{file}").splitlines()])
     text = "\n".join(line for line in lines if not line.lstrip().startswith(("//", "# ")))
@@ -120,7 +120,8 @@ def counted() -> tuple[int, int]:
 
 
 def _commit() -> str:
-    """Returns the commit that is measured, or an empty string if the tree differs from it by more than the log."""
+    """Returns the commit that is measured, or an empty string if the tree differs from it by more
+    than the log."""
     others = [".", f":!{LOG.relative_to(ROOT)}"]
     return (
         ""

@@ -1,4 +1,4 @@
-"""A training run's checkpoint exported to DCP, torch and Hugging Face safetensors, and back.
+"""Export to DCP, torch and Hugging Face safetensors, and import, keep a checkpoint's bits.
 
 Bit for bit, including the optimizer if the format has one. Stock tools read the exports: a process
 without everstep, with torch's and safetensors' own loaders.

@@ -1,6 +1,6 @@
-"""Random sequences of publish, prune, restore and save next to foreign entries.
+"""Saving, restoring, publishing and pruning harm no foreign entry in a directory.
 
-Calls to the file system fail meanwhile.
+The sequences are random. Calls to the file system fail meanwhile.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The frequency of durable checkpoints when a neighbour starts and stops using the disk.
+"""The checkpoint interval keeps to its overhead when a neighbour uses the disk.
 
 Also when steps become four times shorter and longer again (CheckFreq §4.3, Table 5). The measured
 frequency is compared with one that was right at the beginning. The loop waits for its writes (no

@@ -1,4 +1,7 @@
-"""Gemini's worked figures 9 to 15: probabilities, wasted time, frequency, recovery, effective time."""
+"""The model reproduces Gemini's worked figures 9 to 15.
+
+Probabilities, wasted time, frequency, recovery and effective time.
+"""
 
 from __future__ import annotations
 

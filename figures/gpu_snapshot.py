@@ -1,4 +1,7 @@
-"""Snapshots of a model of a billion parameters on a GPU. Without a GPU, there are no bounds."""
+"""On a GPU, snapshots of a billion parameters are nearly as fast as a bare copy.
+
+Without a GPU, there are no bounds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that is alive but makes no progress.
+"""A worker that is alive but makes no progress is detected within seconds and restarted.
 
 It is stopped, holds the interpreter, or stays on one line forever.
 """

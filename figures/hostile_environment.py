@@ -1,4 +1,4 @@
-"""Real jobs in strange surroundings.
+"""In strange surroundings, a real job works, or ends with a clear sentence.
 
 Each works and computes the right result, or ends in a sentence with the documented exit code.
 """

@@ -18,7 +18,8 @@ def _ip(line: str) -> None:
 
 @contextlib.contextmanager
 def hosts(count: int, rate: str | None = None, data: bool = False) -> Iterator[list[str]]:
-    """Yields namespaces. Host i has the address 10.77.8.(i+1); ``rate`` (such as ``2gbit``) limits what each sends.
+    """Yields namespaces. Host i has the address 10.77.8.(i+1); ``rate`` (such as ``2gbit``) limits
+    what each sends.
 
     With ``data``, each has a second network for training traffic: ``eth1``, 10.77.9.(i+1).
 

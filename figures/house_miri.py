@@ -1,7 +1,9 @@
-"""The slot protocol is free of races: Miri runs it on memory, and loom checks every interleaving of its state word.
+"""The slot protocol is free of races, in Miri and in every interleaving of its state word.
 
-Miri runs the product's own capture, early copy and slots (``crates/checkpoint/src/arena/protocol.rs``) with several orders of
-its threads. Both tools must find the mistakes planted for them. Neither models streaming stores and their fence (``copy_crc.rs``).
+Miri runs the product's own capture, early copy and slots
+(``crates/checkpoint/src/arena/protocol.rs``) with several orders of its threads. loom checks every
+interleaving of the state word. Both tools must find the mistakes planted for them. Neither models
+streaming stores and their fence (``copy_crc.rs``).
 """
 
 from __future__ import annotations

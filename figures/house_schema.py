@@ -1,7 +1,8 @@
-"""Everything that commands print with ``--json``, and each line of the event log, matches its schema in ``docs/schema``.
+"""What commands print with `--json`, and the event log, match docs/schema.
 
-The commands about jobs are run on a job with several kinds of faults, before and after the faults; the other commands get small
-inputs. As a control, a document with a field of the wrong type must be rejected.
+The commands about jobs are run on a job with several kinds of faults, before and after the faults;
+the other commands get small inputs. As a control, a document with a field of the wrong type must be
+rejected.
 """
 
 from __future__ import annotations

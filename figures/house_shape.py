@@ -19,7 +19,8 @@ FILE_LINES, FUNCTION_LINES, PUBLIC_FIELDS, CIRCLE = 500, 80, 15, 4
 DEVELOPMENT = ("everstep-sim", "everstep-fleet")
 
 
-#: A guard that is counted before it reads in place, as in ``crates/checkpoint/src/arena/region.rs``.
+#: A guard that is counted before it reads in place, as in
+#: ``crates/checkpoint/src/arena/region.rs``.
 SOUND = """
 pub struct Reader<M: Memory> { slot: Arc<Slot<M>> }
 impl<M: Memory> Reader<M> {

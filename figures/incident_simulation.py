@@ -1,4 +1,4 @@
-"""The incident state machine under all kinds of faults, by seed.
+"""Under faults of all kinds, incidents keep the invariants and blame the cause.
 
 Broken GPUs, errors of workers, two at once, failures during recovery, crash loops, storms of
 corrected errors and flapping links, in addition to all the faults of the control plane. Every named

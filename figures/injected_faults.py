@@ -1,8 +1,8 @@
-"""Faults of many kinds at seeded times and places in a running job of four machines.
+"""Of many kinds of faults in a job of four machines, nearly all are blamed rightly.
 
-The machines are network namespaces with their own kernel logs. Checks whether each fault is
-noticed, the right machine is named for the right reason, the job continues, and `everstep explain`
-reports it.
+Faults are injected at seeded times and places. The machines are network namespaces with their own
+kernel logs. Checks whether each fault is noticed, the right machine is named for the right reason,
+the job continues, and `everstep explain` reports it.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ class Run:
         return at
 
     def mend(self, node: int) -> None:
-        """Simulates a repair: restarts the machine's agent (TERM would ask the whole job to stop)."""
+        """Simulates a repair: restarts the machine's agent (TERM would ask the whole job to
+        stop)."""
         self.c.agents[node].kill()
         self.c.agents[node].wait()
         self.c.start(node)

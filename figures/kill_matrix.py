@@ -1,6 +1,7 @@
-"""Every victim is killed at every moment: three nodes in network namespaces, sharded state, real processes.
+"""Whoever is killed, and whenever: all ranks continue from the same step, bit for bit.
 
-After each kill, all ranks must continue from the newest reachable step, bit for bit.
+Three nodes in network namespaces train with sharded state in real processes. After each kill, all
+ranks must continue from the newest reachable step, bit for bit.
 """
 
 from __future__ import annotations

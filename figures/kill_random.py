@@ -1,4 +1,4 @@
-"""SIGKILL of random workers at random times, and in the middle of captures and restores."""
+"""SIGKILL of random workers, also amid captures and restores, changes no loss and no weight."""
 
 from __future__ import annotations
 

@@ -71,7 +71,8 @@ class Moment:
         return _board(self._c, self._rank)[DEPTH] > 0
 
     def wait(self) -> bool:
-        """Polls until the moment comes, without pausing for one that passes at once. Returns false if it never comes."""
+        """Polls until the moment comes, without pausing for one that passes at once. Returns false
+        if it never comes."""
         deadline = time.monotonic() + PATIENCE
         while not self.now():
             over = self._what == "restore" and _board(self._c, self._rank)[STEP_KNOWN] == 1

@@ -1,4 +1,4 @@
-"""The cost of the launcher itself, on a script that does nothing."""
+"""The launcher itself takes little time and memory to run a script that does nothing."""
 
 from __future__ import annotations
 

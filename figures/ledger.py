@@ -1,4 +1,4 @@
-"""Where the time of a run went, compared with what is known second by second.
+"""The time ledger agrees with what is known about a run second by second.
 
 The run has an evaluation, a wait for data and a kill, and the coordinator is killed on the way.
 Goodput is compared with the result from the script's own log lines.

@@ -1,4 +1,4 @@
-"""A hand-written loop: how many lines change, and whether a killed run ends like an undisturbed one."""
+"""With six lines added, a hand-written loop that is killed ends like an undisturbed one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory over 200 steps: only slots and replicas, constant, and as `everstep memory` predicted."""
+"""Memory is constant over 200 steps, and is what `everstep memory` predicted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def _node(c: Cluster, node: int) -> tuple[int, int]:
 
 
 def _run(width: int) -> tuple[list[tuple[int, int]], int, int]:
-    """Returns samples of node 1 over steps 50 to 200, its state's bytes, and what `everstep memory` reports."""
+    """Returns samples of node 1 over steps 50 to 200, its state's bytes, and what `everstep memory`
+    reports."""
     with tempfile.TemporaryDirectory() as scratch:
         command = [
             "figures/sharded.py",

@@ -1,4 +1,4 @@
-"""Which node, or which connection between two nodes, is bad or slow.
+"""The node check names exactly the bad or slow nodes, or the bad connection.
 
 Simulated with 2 to 64 nodes, and with real collectives between four to six machines (network
 namespaces) whose control network always works.

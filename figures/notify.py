@@ -1,4 +1,4 @@
-"""Notices of incidents, as real services accept them.
+"""Notices of incidents are what real services accept; none is lost or sent twice.
 
 A webhook (Alertmanager's version 4, signed), Slack in both ways, PagerDuty, DingTalk,
 OpenTelemetry, and a real Alertmanager, which passes them on.
@@ -142,7 +142,8 @@ def _job(scratch: str, options: list[str], got: Receivers, through_alertmanager:
         codes = c.wait(60)
         time.sleep(3)
         if through_alertmanager:
-            # Alertmanager resolves an alert 40 s later, and not before it has reported it as firing.
+            # Alertmanager resolves an alert 40 s later, and not before it has reported it as
+            # firing.
             deadline = time.monotonic() + 60
             while (
                 time.monotonic() < deadline

@@ -1,4 +1,7 @@
-"""The cost of watching: the training thread, system calls, the agent."""
+"""Watching costs the training thread microseconds per step and no system calls.
+
+The agent's share of a core is bounded, too.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,8 @@ def _system_calls() -> float:
 
 
 def _agent_share(seconds: float) -> float:
-    """Returns the percentage of a core that agent, guard and coordinator use per worker during training."""
+    """Returns the percentage of a core that agent, guard and coordinator use per worker during
+    training."""
     ticks = os.sysconf("SC_CLK_TCK")
 
     def used(pid: int) -> int:

@@ -1,4 +1,5 @@
-"""The papers' tables as computed here (`crates/replay/examples/papers.rs`), for the figures that bound them."""
+"""The papers' tables as computed here (`crates/replay/examples/papers.rs`), for the figures that
+bound them."""
 
 from __future__ import annotations
 

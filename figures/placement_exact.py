@@ -1,4 +1,7 @@
-"""The probability that memory survives, checked against every way to fail, and its cost for a large cluster."""
+"""The probability that memory survives equals what counting all ways to fail gives.
+
+The time to compute it for a large cluster is bounded.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,8 @@ def _counted(n: int, k: int, f: int) -> float:
 
 
 def _closed(n: int, k: int, f: int) -> float:
-    """Returns the probability for group placement by inclusion and exclusion, in integers (k divides n)."""
+    """Returns the probability for group placement by inclusion and exclusion, in integers (k
+    divides n)."""
     lost = sum((-1) ** (i + 1) * comb(n // k, i) * comb(n - i * k, f - i * k) for i in range(1, f // k + 1))
     return float(1 - Fraction(lost, comb(n, f)))
 

@@ -1,4 +1,4 @@
-"""Errors in a cluster, jobs, a trace, a policy or a goal.
+"""A mistake in a cluster, jobs, a trace, a policy or a goal gets one clear sentence.
 
 One clear sentence each, exit code 2, nothing on standard output.
 """

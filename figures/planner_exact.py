@@ -1,4 +1,4 @@
-"""The planner compared with all possible plans.
+"""The planner finds the best of all possible plans.
 
 Up to five jobs on up to ten units, in all three modes, with dips, minima and ties.
 """

@@ -1,4 +1,4 @@
-"""The cost of planning where the state of a large job goes and where it comes from.
+"""Planning where a large job's state goes and comes from takes little CPU time.
 
 256 ranks with 1,000 sharded tensors each. Saving: what one rank does beyond its own bytes, and what
 the publishing rank does for all (DCP: the coordinator gathers all plans, dedups them, makes the

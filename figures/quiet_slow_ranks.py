@@ -1,4 +1,4 @@
-"""Healthy ranks on a busy machine are rarely reported as slow; a slow rank is named within ten steps."""
+"""On a busy machine, healthy ranks are rarely reported as slow; a slow one is, within ten steps."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def _healthy(workers: int, seconds: float) -> tuple[int, float]:
 
 
 def _slow(times: float, begins: int, seed: int) -> int:
-    """Returns the steps from the first slow one to its announcement; all slow steps and one more if there was none."""
+    """Returns the steps from the first slow one to its announcement; all slow steps and one more if
+    there was none."""
     line = [
         SCRIPT,
         "--out",
@@ -103,7 +104,8 @@ def measure(soak: bool) -> Iterator[Bound]:
             allowed,
         )
     # The outcome depends on the jitter: by chance, ten steps of a rank that needs 1.8 times as long
-    # may take no longer than the other rank's. So each bound is for the median of jobs with new seeds.
+    # may take no longer than the other rank's. So each bound is for the median of jobs with new
+    # seeds.
     seed = int(time.time())
     print(f"seed {seed}")
     for times, trials in ((1.8, 5), (2.5, 3)):

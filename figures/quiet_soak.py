@@ -1,4 +1,4 @@
-"""Half an hour of a healthy but irregular run: nothing is reported.
+"""Half an hour of a healthy but irregular run has no incident.
 
 Then one worker is stopped: one incident.
 """

@@ -1,4 +1,4 @@
-"""Real jobs: one with a slow worker, and one whose workers differ without any being at fault.
+"""In real jobs, the slow worker is named, and nobody where nobody is at fault.
 
 The slow worker, and only it, is named within two steps.
 """

@@ -1,4 +1,4 @@
-"""Large worlds: a thousand agents on real sockets, ten thousand simulated."""
+"""A thousand agents on real sockets, or ten thousand simulated ones, join within seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same bytes for the same seeds: debug and release builds, one thread and two."""
+"""The same seeds give the same bytes, in debug and release builds, with one thread and two."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A job continues in another layout: random pairs of (saved by, loaded by).
+"""A job continues in another layout with the same state, bit for bit.
 
-Plain, DDP, FSDP1, FSDP2, HSDP, tensor and pipeline parallelism and combinations, one to four ranks,
-including the optimizer. DCP's own checkpoint of the same state is the oracle.
+Random pairs of (saved by, loaded by). Plain, DDP, FSDP1, FSDP2, HSDP, tensor and pipeline
+parallelism and combinations, one to four ranks, including the optimizer. DCP's own checkpoint of
+the same state is the oracle.
 
 Bytes read are all that a rank reads from files during ``restore()`` (``rchar`` of /proc/PID/io),
 including headers and tables. Bytes needed are those of its parts of parameters and optimizer state.

@@ -1,4 +1,7 @@
-"""A killed worker of a Transformers or Lightning script, under everstep and torchrun, alternating."""
+"""A killed worker of Transformers or Lightning is back sooner than under torchrun.
+
+The same scripts under both launchers, alternating.
+"""
 
 from __future__ import annotations
 

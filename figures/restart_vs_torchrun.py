@@ -1,4 +1,7 @@
-"""A killed worker of the same script, under everstep and torchrun, alternating."""
+"""A killed worker reaches its next new step sooner than under torchrun.
+
+The same script under both launchers, alternating.
+"""
 
 from __future__ import annotations
 

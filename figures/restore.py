@@ -1,4 +1,4 @@
-"""Reading the state back in a fresh process.
+"""A fresh process reads the state back nearly as fast as bare memory and sockets allow.
 
 From memory against a copy, from a peer against TCP, and against DCP from disk.
 """

@@ -6,6 +6,7 @@ Keeps samples, machine and commit.
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import json
 import os
@@ -62,7 +63,7 @@ def measure(name: str, soak: bool) -> list[Bound]:
     """Runs one figure and writes its file."""
     began, of = time.time(), commit()
     bounds: list[Bound] = []
-    for bound in importlib.import_module(f"figures.{name.replace('-', '_')}").measure(soak):
+    for bound in importlib.import_module(f"figures.{module(name)}").measure(soak):
         bounds.append(bound)
         print(bound.line(name), flush=True)
     out = ROOT / "target" / "figures" / f"{name}.json"
@@ -80,8 +81,20 @@ def measure(name: str, soak: bool) -> list[Bound]:
     return bounds
 
 
+def module(name: str) -> str:
+    """Returns the name of the figure's module."""
+    return name.replace("-", "_")
+
+
+def claim(name: str) -> str:
+    """Returns what the figure claims: the first sentence of its module's docstring."""
+    # Parsed, because some figures import what only their own run installs.
+    text = (ROOT / "figures" / f"{module(name)}.py").read_text()
+    return (ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0].replace("\n", " ")
+
+
 def write_page() -> None:
-    """Writes docs/figures.md from the newest measurement of each figure.
+    """Writes docs/figures.md: what each figure claims, and its newest measurement.
 
     What was not measured on this machine is kept.
     """
@@ -90,7 +103,15 @@ def write_page() -> None:
     lines = [
         "# Figures",
         "",
-        "Each line is printed by `make figure NAME=…` on a 2-core machine; a control arm must read short.",
+        "`make figure NAME=…` measures one claim.",
+        "",
+        "| figure | what it claims |",
+        "|---|---|",
+        *(f"| {name} | {claim(name)} |" for name in FIGURES),
+        "",
+        "The sections below are recorded results, printed by `make figure NAME=…` on a 2-core machine unless",
+        "a section names another. They describe the commit that the section names, and their counts may have",
+        "changed since. A control arm must read short. A result that misses its bound reads short, too.",
         "",
     ]
     for name in FIGURES:

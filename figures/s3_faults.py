@@ -1,4 +1,4 @@
-"""Checkpoints in object stores whose requests fail.
+"""When requests to an object store fail, no saved checkpoint is lost or restored in part.
 
 Two servers (s3s-fs and moto), and one that ignores conditional puts. Each request of a save is hit
 in turn: answered with 503, late, cut off before or after the server has done it, or the writer is

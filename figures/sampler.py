@@ -1,4 +1,7 @@
-"""The elastic sampler: exactly once over sizes, worlds, prefetch and kills; speed; memory."""
+"""The elastic sampler uses every sample exactly once, at high speed and in constant memory.
+
+For many sizes and worlds, with prefetch, and through kills.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,8 @@ class _Life:
         self.committed = state
 
     def run(self, epochs: int, steps: int, used: Counter[tuple[int, int]]) -> bool:
-        """Returns true if all epochs are done, or false if killed before committing its ``steps``-th step."""
+        """Returns true if all epochs are done, or false if killed before committing its
+        ``steps``-th step."""
         for epoch in range(epochs):
             for s in self.samplers:
                 s.set_epoch(epoch)

@@ -1,4 +1,4 @@
-"""Another user of the same host attacks a job while it starts, runs, restarts and is cleaned up.
+"""Another user of the same host can neither harm nor read a job, whatever its state.
 
 The job trains on and reveals nothing. The timed part is valid only on an idle machine.
 """
@@ -67,7 +67,8 @@ def _traces(p: Place, found: Found) -> None:
 
 
 def _steps(p: Place, found: Found, ranks: int, killed: int) -> None:
-    """Checks that each step has one loss and, except for those repeated by the restart, appears once."""
+    """Checks that each step has one loss and, except for those repeated by the restart, appears
+    once."""
     for rank in range(ranks):
         rows = p.rows(rank)
         losses: dict[int, set[str]] = {}
@@ -160,7 +161,8 @@ CONTROLS = {
 
 
 def _slower(seconds: float) -> tuple[list[float], float]:
-    """Returns by how many percent steps are longer in each turn of attacks, and the attack's share of a core.
+    """Returns by how many percent steps are longer in each turn of attacks, and the attack's share
+    of a core.
 
     The steps during an attack are compared with those just before and just after it, while the same
     user burns as much processor time. This machine's speed may change by a fifth from one second to

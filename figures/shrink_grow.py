@@ -1,4 +1,4 @@
-"""Worlds that shrink and grow: 3 → 2 → 3 → 2 nodes, every sample used exactly once."""
+"""Worlds that shrink and grow (3 → 2 → 3 → 2 nodes) use every sample exactly once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def _run(out: Path, rng: random.Random) -> tuple[Cluster, list[float], list[floa
 
 
 def _torchrun_shrink(watch: float) -> float:
-    """Returns the seconds from the kill of one of two torchrun nodes (1:2) to a new step of the other."""
+    """Returns the seconds from the kill of one of two torchrun nodes (1:2) to a new step of the
+    other."""
     with tempfile.TemporaryDirectory() as scratch:
         port = free_port()
         line = [

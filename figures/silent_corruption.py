@@ -1,4 +1,4 @@
-"""One bit of one DDP rank's parameters changes between two steps: is that rank named, and how soon?
+"""A flipped bit in one DDP rank's parameters is noticed and the rank named within ten steps.
 
 No rank may be named without a change. Three ranks. Digests are compared at every replicated step,
 which the coordinator chooses as soon as the last one is reported; here the period is at most ten

@@ -1,4 +1,5 @@
-"""The control plane under simulated faults, and whether planted bugs are found."""
+"""Under simulated faults, the control plane keeps every invariant, and every planted bug is
+found."""
 
 from __future__ import annotations
 

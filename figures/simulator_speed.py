@@ -1,4 +1,4 @@
-"""The cost of a simulation.
+"""Simulating a year takes minutes for 1,000 nodes, and less than a gigabyte for 10,000.
 
 1,000 nodes for a year under six policies with 20 seeds; 10,000 nodes for a year.
 """

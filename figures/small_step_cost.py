@@ -1,4 +1,4 @@
-"""The cost of a snapshot at each step for a loop of 20-ms steps; `stall_budget` covers all of it.
+"""Snapshots within `stall_budget` slow a loop of 20-ms steps by at most 1 %.
 
 Every other block of steps runs without the manager, in one process. The additional time of the loop
 is compared with what `everstep goodput` reports. The part of a step in which the loop only computes
@@ -74,7 +74,8 @@ def by_call(found: dict[str, Any]) -> float:
 
 
 def goodput(part: str, found: list[dict[str, Any]]) -> Bound:
-    """Returns how far apart goodput's stall and the paired difference are, in all processes together.
+    """Returns how far apart goodput's stall and the paired difference are, in all processes
+    together.
 
     The paired difference of one process has a standard error of a fifth at 50 MB, with either sign.
     """

@@ -1,4 +1,4 @@
-"""How long a training loop waits if it saves and updates at once.
+"""A training loop that saves and updates at once waits about as long as a bare copy takes.
 
 Compared with a bare copy and with other savers.
 """

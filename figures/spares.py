@@ -1,4 +1,4 @@
-"""Spares sized by the first half of a real trace, tested on what the second half may bring.
+"""Spares sized by the first half of a real trace suffice for the second half.
 
 The second half is resampled by blocks of days. For comparison, spares as if failures were
 independent.

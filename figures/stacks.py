@@ -1,4 +1,4 @@
-"""Where all ranks were when one of them hung.
+"""When one rank hangs, the stacks of all ranks are grouped, with the odd one first.
 
 In a line of Python, in C with the interpreter released, in C with the interpreter held; or stopped,
 so that it cannot respond. Requested by hand before any incident, and reported with the incident.

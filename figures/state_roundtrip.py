@@ -1,4 +1,4 @@
-"""Random states, saved in one process and restored in another.
+"""A state saved in one process is restored equal in another, or refused when it is saved.
 
 They are equal in value and type, or refused at capture with their place.
 """

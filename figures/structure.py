@@ -1,4 +1,5 @@
-"""The shape of the source: lengths of files and functions, public fields, and imports between files.
+"""The shape of the source: lengths of files and functions, public fields, and imports between
+files.
 
 Read from syntax trees (``ast`` for Python, tree-sitter for Rust), so that comments and strings do
 not count as code.
@@ -104,11 +105,12 @@ def public_fields(path: Path) -> list[Finding]:
 
 
 def unsound(path: Path) -> list[Finding]:
-    """Returns the safe functions of a Rust file through which safe code could share or change what others read in place.
+    """Returns the safe functions of a Rust file through which safe code could share or change what
+    others read in place.
 
-    It searches the trait ``Memory``, and the ``impl`` blocks that implement it or are generic over it, for safe functions
-    that give out byte slices or the memory itself, and for public ones that write to it. A guard may give out slices that
-    cannot be written, and may write; see ``_guards``.
+    It searches the trait ``Memory``, and the ``impl`` blocks that implement it or are generic over
+    it, for safe functions that give out byte slices or the memory itself, and for public ones that
+    write to it. A guard may give out slices that cannot be written, and may write; see ``_guards``.
     """
     found = []
     guards = _guards(rust_tree(path))
@@ -157,9 +159,9 @@ def _writes(function: Node) -> bool:
 def _guards(tree: Node) -> set[str]:
     """Returns the types whose values show that their owner may use a slot's bytes.
 
-    A guard has no public fields. Each place that makes one is an ``unsafe`` function, whose caller promises that nobody
-    else writes; or it takes something from the state word (``state_word().read()``), which dropping the guard gives back
-    (``state_word().end_read()``).
+    A guard has no public fields. Each place that makes one is an ``unsafe`` function, whose caller
+    promises that nobody else writes; or it takes something from the state word
+    (``state_word().read()``), which dropping the guard gives back (``state_word().end_read()``).
     """
     fields = ("field_declaration", "ordered_field_declaration_list")
     structs = {_text(n.child_by_field_name("name")): n for n in _walk(tree) if n.type == "struct_item"}

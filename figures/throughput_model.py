@@ -1,4 +1,4 @@
-"""The analytic throughput model against published measurements that it was not fitted to.
+"""The throughput model predicts published measurements that it was not fitted to.
 
 Also with one measured point per model, and which layouts it predicts to fit into memory.
 """

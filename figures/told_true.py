@@ -1,4 +1,4 @@
-"""Whether what everstep reports about failures is true.
+"""What everstep reports about failures is true.
 
 Each statement of `explain` and `goodput` is compared with the scripts' own logs.
 """

@@ -1,4 +1,7 @@
-"""Every torchrun command line means the same under everstep run: argv, environment, exit codes, files."""
+"""Every torchrun command line means the same, but for documented differences.
+
+Arguments, environment, exit codes and files are compared.
+"""
 
 from __future__ import annotations
 

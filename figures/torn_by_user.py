@@ -1,6 +1,6 @@
-"""Weights that the script writes to while a snapshot is copied, in thirteen ways.
+"""Weights that the script writes to while a snapshot is copied are never sealed torn.
 
-Such a write is never sealed or restored.
+The script writes in thirteen ways. Such a write is never sealed or restored.
 """
 
 from __future__ import annotations

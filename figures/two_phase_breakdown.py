@@ -1,4 +1,6 @@
-"""CheckFreq's Table 3: a checkpoint in the training loop, its second half or both halves behind training.
+"""As in CheckFreq's Table 3, each half that moves behind training saves time.
+
+A checkpoint is in the training loop, or its second half or both halves are behind training.
 
 Twice: a device computes, as in the paper, and the processor is idle meanwhile; and the processor
 computes, so that work behind training competes with it.

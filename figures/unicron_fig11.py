@@ -1,4 +1,4 @@
-"""Figure 11 of Unicron: what it achieves relative to four other systems, on two traces.
+"""The simulator reproduces Figure 11 of Unicron: four other systems, on two traces.
 
 The efficiency of the old code bases is fitted on trace-a only.
 """

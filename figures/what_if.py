@@ -1,4 +1,4 @@
-"""A simulated history, exported as records of incidents and read back.
+"""A simulated history, exported as records of incidents, keeps its goodput when read back.
 
 The goodput computed from the records is compared with the goodput of the history.
 """

@@ -1,4 +1,4 @@
-"""SIGKILL of the writer at random points of the copy.
+"""SIGKILL of the writer at any point of the copy leaves a whole step, never a torn one.
 
 A step is never torn or mixed, and the previous one always remains.
 """

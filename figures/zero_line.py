@@ -1,4 +1,4 @@
-"""Scripts without everstep: every optimizer step is seen, and hangs and slow ranks are noticed."""
+"""Without a line of everstep in a script, steps are seen, and hangs and slow ranks noticed."""
 
 from __future__ import annotations
 

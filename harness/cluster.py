@@ -27,7 +27,8 @@ EVERSTEP = Path(sys.executable).parent / "everstep"
 
 
 def free_port() -> int:
-    """Returns a free port below the ephemeral range, so that the kernel assigns it to no other socket."""
+    """Returns a free port below the ephemeral range, so that the kernel assigns it to no other
+    socket."""
     while True:
         port = random.randrange(20_000, 32_768)
         with socket.socket() as s, contextlib.suppress(OSError):
@@ -181,7 +182,8 @@ class Cluster:
         return {w["rank"]: w for w in self.status().get("workers", [])}
 
     def runs(self, size: int, *, warm: bool = False) -> bool:
-        """Returns whether a world of ``size`` ranks trains and, if ``warm``, has warm processes for all."""
+        """Returns whether a world of ``size`` ranks trains and, if ``warm``, has warm processes for
+        all."""
         workers = self.workers_now().values()
         stepping = sum(w["step"] is not None for w in workers)
         return (

@@ -17,7 +17,8 @@ class Facts:
         self._facts: list[dict[str, Any]] = []
 
     def of(self, path: Path) -> list[dict[str, Any]]:
-        """Returns the facts in the file so far: ``{"ts", "kind", …}``, oldest first. Empty if there is no file."""
+        """Returns the facts in the file so far: ``{"ts", "kind", …}``, oldest first. Empty if there
+        is no file."""
         try:
             with path.open("rb") as f:
                 now = os.fstat(f.fileno())

@@ -34,12 +34,13 @@ FLAGS = (
     "-Cllvm-args=-simplifycfg-branch-fold-threshold=0",
     "--cfg=fuzzing",
 )
-#: What cargo gives the crates of the workspace to. Other libraries stay as the tests have compiled them; what is generic in
-#: them (serde's parsers) is compiled with our crates.
+#: What cargo gives the crates of the workspace to. Other libraries stay as the tests have compiled
+#: them; what is generic in them (serde's parsers) is compiled with our crates.
 WRAPPER = f"""#!/bin/sh
 exec "$@" {" ".join(FLAGS)}
 """
-#: As in the Makefile: with the same packages, cargo selects the same features of libraries as for the tests.
+#: As in the Makefile: with the same packages, cargo selects the same features of libraries as for
+#: the tests.
 PACKAGES = ("--workspace", "--exclude", "everstep-python")
 #: Longest time in seconds that one input may take, and most MiB of memory of the whole process.
 INPUT_SECONDS, PROCESS_MIB = 10, 2048
@@ -87,7 +88,8 @@ def build(planted: bool = False) -> Path:
 
 
 def run(built: Path, target: str, seconds: int, corpus: Path, seed: int = 0) -> Run:
-    """Fuzzes one target, and keeps inputs that reach new code in ``corpus``. ``seed``: 0 for another one each time."""
+    """Fuzzes one target, and keeps inputs that reach new code in ``corpus``. ``seed``: 0 for
+    another one each time."""
     findings = OUT / "findings" / target
     for directory in (corpus, findings):
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,5 @@
-"""Control groups of our own, to measure the resource usage of each machine's processes separately."""
+"""Control groups of our own, to measure the resource usage of each machine's processes
+separately."""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ def wait(what: Callable[[], Any], seconds: float = 90) -> Any:
 
 
 def workers(env: dict[str, str]) -> list[dict[str, Any]]:
-    """Returns the workers of the only job in an environment, as ``everstep status`` describes them."""
+    """Returns the workers of the only job in an environment, as ``everstep status`` describes
+    them."""
     line = [str(EVERSTEP), "status", "--json"]
     said = subprocess.run(line, env=env, capture_output=True, text=True, timeout=30, check=False).stdout
     return list(json.loads(said)["jobs"][0]["workers"])

@@ -18,7 +18,8 @@ TESTS = ("arena::protocol::", "memory::")
 
 
 def install() -> None:
-    """Installs the compiler and Miri, unless they are there: a run must not change the compiler of the next one."""
+    """Installs the compiler and Miri, unless they are there: a run must not change the compiler of
+    the next one."""
     there = ["rustup", "component", "list", "--toolchain", TOOLCHAIN, "--installed"]
     installed = subprocess.run(there, capture_output=True, text=True, check=False).stdout
     if all(component in installed for component in COMPONENTS):
@@ -28,10 +29,11 @@ def install() -> None:
 
 
 def miri(*, orders: int, planted: bool = False) -> subprocess.CompletedProcess[str]:
-    """Runs the tests, or only the one with a planted race, with this many orders of their threads."""
+    """Runs the tests, or only the one with a planted race, with this many orders of their
+    threads."""
     install()
-    # One reason per flag, in this order: slot descriptions contain the time; threads that copy wait for work until the
-    # process ends; tensors arrive as plain addresses, as from Python.
+    # One reason per flag, in this order: slot descriptions contain the time; threads that copy wait
+    # for work until the process ends; tensors arrive as plain addresses, as from Python.
     flags = "-Zmiri-disable-isolation -Zmiri-ignore-leaks -Zmiri-permissive-provenance"
     line = ["cargo", f"+{TOOLCHAIN}", "miri", "test", "-p", "everstep-checkpoint", "--lib"]
     env = os.environ | {"MIRIFLAGS": f"{flags} -Zmiri-many-seeds=0..{orders}"}

@@ -25,8 +25,8 @@ class Ended:
 def run_ranks(
     line: Sequence[str], size: int, timeout: float = 120, cwd: Path | None = None, *, warm: bool = True, **env: str
 ) -> list[Ended]:
-    """Runs a script with its arguments as ``size`` ranks until all have ended. None is left when this
-    returns. ``warm`` ones are forked from a process that has imported torch.
+    """Runs a script with its arguments as ``size`` ranks until all have ended. None is left when
+    this returns. ``warm`` ones are forked from a process that has imported torch.
 
     Raises:
         subprocess.TimeoutExpired: if one has not ended after ``timeout`` seconds.
@@ -80,8 +80,8 @@ os._exit(0)
 
 
 def run_phase(directory: Path, script: str, phase: str, size: int, *, fails: bool = False) -> str:
-    """Runs a script as ``size`` ranks, with the arguments ``directory/out`` and ``phase``. It begins
-    with ``out``, ``phase``, ``saving``, a process group, ``rank``, ``size`` and ``mesh``.
+    """Runs a script as ``size`` ranks, with the arguments ``directory/out`` and ``phase``. It
+    begins with ``out``, ``phase``, ``saving``, a process group, ``rank``, ``size`` and ``mesh``.
 
     Returns what the ranks wrote to standard error. All of them are expected to fail, or none.
     """

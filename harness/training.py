@@ -9,7 +9,8 @@ from pathlib import Path
 def losses(out: Path, rank: int) -> dict[int, set[str]]:
     """Returns every loss computed for each step, as hexadecimal floats: one value if re-runs agree.
 
-    A kill can cut a line short where a page of the file ends. The next process then continues that line.
+    A kill can cut a line short where a page of the file ends. The next process then continues that
+    line.
     """
     found: dict[int, set[str]] = {}
     for line in (out / f"losses-{rank}.jsonl").read_text().splitlines():

@@ -1,9 +1,9 @@
-"""Runs Python scripts in processes that are forked from one that has imported torch: that takes longer
-than most scripts of tests.
+"""Runs Python scripts in processes that are forked from one that has imported torch: that takes
+longer than most scripts of tests.
 
-Each process has the arguments, the environment, the directory and the streams that it would have if it
-had been started in the usual way, and ends like any other. What libraries read from the environment when
-they are imported is that of the first process.
+Each process has the arguments, the environment, the directory and the streams that it would have if
+it had been started in the usual way, and ends like any other. What libraries read from the
+environment when they are imported is that of the first process.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class WarmPython:
         self.spent = 0.0
 
     def run(self, starts: Sequence[Start], timeout: float) -> list[int]:
-        """Runs processes until all have ended. Returns their exit codes as :mod:`subprocess` does. After
-        ``timeout`` seconds, it kills those that are left.
+        """Runs processes until all have ended. Returns their exit codes as :mod:`subprocess` does.
+        After ``timeout`` seconds, it kills those that are left.
 
         Raises:
             subprocess.TimeoutExpired: when it has killed some.
@@ -98,8 +98,8 @@ def _become(start: Start) -> None:
 
 
 def _ended(pids: list[int], timeout: float) -> tuple[bool, list[int], float]:
-    """Waits for processes. Returns whether some had to be killed, the exit codes, and the processor time
-    of all processes so far."""
+    """Waits for processes. Returns whether some had to be killed, the exit codes, and the processor
+    time of all processes so far."""
     late = False
 
     def kill(*_: object) -> None:

@@ -66,7 +66,8 @@ class Job:
     # -- observing ---------------------------------------------------------------------------------
 
     def said(self) -> str:
-        """Returns what the agents and their workers printed, and every log below the job's directories."""
+        """Returns what the agents and their workers printed, and every log below the job's
+        directories."""
         own = self.printed()
         return own + "".join(_text(p) for p in self._files(".log") if p.parent != self.home)
 

@@ -1,4 +1,5 @@
-"""The building blocks of cases: prefixes of the command line, and the kill that disturbs the job."""
+"""The building blocks of cases: prefixes of the command line, and the kill that disturbs the
+job."""
 
 from __future__ import annotations
 

@@ -58,7 +58,8 @@ def _large(total: int, grow: bool) -> Callable[[Case, Job], None]:
 
 
 def _refused_by_the_kernel(case: Case, made: Job) -> None:
-    """everstep itself still starts with this environment, but with a worker's variables it is too large."""
+    """everstep itself still starts with this environment, but with a worker's variables it is too
+    large."""
     env = {**case.environment(made), **{f"LARGE_{i}": "x" * 99_000 for i in range(20)}}
     for pad in range(130_000, 0, -300):
         try:

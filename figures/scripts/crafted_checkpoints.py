@@ -154,7 +154,8 @@ class Plain:
         return bool(right.all())
 
     def values(self, name: str) -> list[Any]:
-        """Returns a value in each shard that has it, as a tree of msgpack; ``None`` if only everstep can read it, or nothing can."""
+        """Returns a value in each shard that has it, as a tree of msgpack; ``None`` if only
+        everstep can read it, or nothing can."""
         return [_tree(data[BLOB + name]) for _, data, _ in self.shards if BLOB + name in data]
 
     def has_name(self, name: str) -> bool:
@@ -185,7 +186,8 @@ def plain(tree: Any) -> bool:
 
 
 def referred(tree: Any) -> dict[tuple[Any, ...], str]:
-    """Returns the names of the tensors that a value refers to, by their places in its plain dicts and lists."""
+    """Returns the names of the tensors that a value refers to, by their places in its plain dicts
+    and lists."""
     found: dict[tuple[Any, ...], str] = {}
     left: list[tuple[tuple[Any, ...], Any]] = [((), tree)]
     while left:
@@ -218,7 +220,8 @@ def at(value: Any, path: tuple[Any, ...]) -> Any:
 
 
 def _as_torch_has_it(state: Any) -> bytes:
-    """Returns the state of a generator after torch has loaded it, which clears what it does not use."""
+    """Returns the state of a generator after torch has loaded it, which clears what it does not
+    use."""
     generator = torch.Generator()
     generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
     return generator.get_state().numpy().tobytes()
@@ -268,7 +271,8 @@ def restored(directory: Path, step: int, made: Trainer, base: Plain) -> dict[str
                 manager = CheckpointManager(directory, persist=0, **made.objects)
                 done = manager.restore(step)
         except CheckpointError as e:
-            # That other ranks wrote it, each with its own state or model, does not mean it is damaged.
+            # That other ranks wrote it, each with its own state or model, does not mean it is
+            # damaged.
             damaged = any(
                 "skipping a checkpoint" in str(w.message) and not any(own in str(w.message) for own in OWN)
                 for w in said
@@ -332,7 +336,8 @@ def exported(directory: Path, step: int, out: Path) -> dict[str, Any]:
 
 
 def without_room(row: dict[str, Any], before: int) -> None:
-    """Counts as a crash that an input took much more memory than its file has, or asked for more than there is."""
+    """Counts as a crash that an input took much more memory than its file has, or asked for more
+    than there is."""
     took = peak() - before
     asked = next((k for k in ("why", "said") if "there is not enough memory" in str(row.get(k))), None)
     if took > MEMORY_MAX or asked is not None:

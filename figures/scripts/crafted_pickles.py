@@ -37,14 +37,16 @@ class _Call:
 
 
 def saved(what: Any, *, packed: bool = True) -> bytes:
-    """Returns what ``torch.save`` writes, or with ``packed=False`` what its earlier versions wrote."""
+    """Returns what ``torch.save`` writes, or with ``packed=False`` what its earlier versions
+    wrote."""
     out = io.BytesIO()
     torch.save(what, out, _use_new_zipfile_serialization=packed)
     return out.getvalue()
 
 
 def _pickles(data: bytes) -> list[bytes]:
-    """Returns the pickles at the beginning of a file of an earlier version, and what follows them."""
+    """Returns the pickles at the beginning of a file of an earlier version, and what follows
+    them."""
     file, found = io.BytesIO(data), []
     for _ in range(5):
         begins = file.tell()

@@ -27,13 +27,15 @@ class Trainer:
         return {name: o for name, o in self.objects.items() if isinstance(o, nn.Module)}
 
     def parameters(self, name: str) -> dict[str, Tensor]:
-        """Returns the parameters of an optimizer, by the names under which everstep saves their state."""
+        """Returns the parameters of an optimizer, by the names under which everstep saves their
+        state."""
         known = {id(p): f"{m}.{key}" for m, module in self.modules().items() for key, p in module.named_parameters()}
         members = [p for group in self.objects[name].param_groups for p in group["params"]]
         return {known.get(id(p), f"param_{n}"): p for n, p in enumerate(members)}
 
     def kept(self) -> Iterator[tuple[str, Any]]:
-        """Yields everything but the tensors of modules, by the name of its object and in the form of what is saved."""
+        """Yields everything but the tensors of modules, by the name of its object and in the form
+        of what is saved."""
         for name, obj in self.objects.items():
             if isinstance(obj, torch.optim.Optimizer):
                 members = self.parameters(name)
@@ -115,7 +117,8 @@ def _extra() -> dict[str, Any]:
 
 
 def rich() -> Trainer:
-    """Returns models, optimizers, schedulers and values of all types, and gives numpy another generator."""
+    """Returns models, optimizers, schedulers and values of all types, and gives numpy another
+    generator."""
     np.random.set_bit_generator(np.random.Philox(7))
     np.random.standard_normal()
     made = plain()
@@ -151,7 +154,8 @@ def rich() -> Trainer:
 
 
 def as_before() -> None:
-    """Gives the global generators of Python and numpy the same state for each input; a trainer does torch's."""
+    """Gives the global generators of Python and numpy the same state for each input; a trainer does
+    torch's."""
     random.seed(0)
     np.random.set_bit_generator(np.random.MT19937(0))
 

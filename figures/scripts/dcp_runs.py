@@ -1,4 +1,5 @@
-"""What users of torch.distributed.checkpoint do, through everstep or DCP's own storage, on two ranks.
+"""What users of torch.distributed.checkpoint do, through everstep or DCP's own storage, on two
+ranks.
 
 * ``patterns``: save, async_save, nested state, DCP's state-dict helpers, several shardings, other
   ranks' views; one JSON line each

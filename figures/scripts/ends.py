@@ -84,7 +84,8 @@ def before_a_step(step: int) -> None:
 
 
 def before_the_update(step: int) -> None:
-    """Fails in the middle of a step, after its gradients are reduced; the next ones need all ranks."""
+    """Fails in the middle of a step, after its gradients are reduced; the next ones need all
+    ranks."""
     if where == "middle" and mine and step == args.at and life < args.lives:
         BLOWS[blow]()
     if where == "left" and mine and step == args.at:

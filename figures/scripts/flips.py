@@ -1,4 +1,5 @@
-"""DDP on several ranks. From time to time, one bit of one rank's parameters changes between two steps.
+"""DDP on several ranks. From time to time, one bit of one rank's parameters changes between two
+steps.
 
 Rank 0 writes the changes to ``OUT/flips.jsonl``: ``{"step", "rank"}`` with the last step that was
 complete when it happened.

@@ -228,7 +228,8 @@ class Derived(nn.Linear):
 
 
 class Odd(nn.Module):
-    """Complex, expanded, conjugated, transposed and overlapping entries, and one that is not saved."""
+    """Complex, expanded, conjugated, transposed and overlapping entries, and one that is not
+    saved."""
 
     def __init__(self) -> None:
         super().__init__()

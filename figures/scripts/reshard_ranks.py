@@ -1,4 +1,5 @@
-"""Ranks of figure ``reshard``: forked from one process that has imported torch, one layout after another.
+"""Ranks of figure ``reshard``: forked from one process that has imported torch, one layout after
+another.
 
 ``reshard_ranks.py PAIRS SCRATCH``: PAIRS is JSON ``[[save layout, load layout, seed], …]``. Prints
 a line of findings per pair.

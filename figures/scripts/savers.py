@@ -1,4 +1,5 @@
-"""One process that saves the same state in several ways, alternating. Prints one JSON line per save.
+"""One process that saves the same state in several ways, alternating. Prints one JSON line per
+save.
 
 A few hundred tensors: bf16 parameters, and three fp32 tensors of optimizer state for each. Measures
 how long a training loop waits if the weight update follows at once, with nothing to hide behind.
@@ -51,7 +52,8 @@ def tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, to
 
 
 class Memcpy:
-    """The lower limit: copies the same bytes into warm shared memory, with two threads and nothing else."""
+    """The lower limit: copies the same bytes into warm shared memory, with two threads and nothing
+    else."""
 
     def __init__(self, parts: dict[str, torch.Tensor]) -> None:
         self.size = sum(t.numel() * t.element_size() for t in parts.values())

@@ -1,8 +1,8 @@
 """Steps of 20 ms, alternately with a snapshot at each and without.
 
 Prints what ``ckpt.step`` took, and how much longer steps took: in the first blocks in total
-(``first``), then in each block (``pairs``) and on average (``paired``); and how long it takes to clone the same tensors, one
-after the other, which is no checkpoint yet (``clone``).
+(``first``), then in each block (``pairs``) and on average (``paired``); and how long it takes to
+clone the same tensors, one after the other, which is no checkpoint yet (``clone``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ GPT_WIDTH = 48
 
 
 def model_of(size: int, shape: str = "linear") -> nn.Module:
-    """Returns a model whose parameters, with two of Adam's tensors for each, have about ``size`` bytes.
+    """Returns a model whose parameters, with two of Adam's tensors for each, have about ``size``
+    bytes.
 
     ``linear``: linear layers, 32 wide up to 2 MiB and 256 wide above, for as many tensors as fit
     into so few bytes. ``gpt``: transformer blocks.

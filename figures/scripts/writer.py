@@ -1,4 +1,5 @@
-"""Captures one step after another into slots, without an agent and without torch, until it is killed.
+"""Captures one step after another into slots, without an agent and without torch, until it is
+killed.
 
 Every byte of step N is a function of N, so that a reader of a slot can tell whether it contains
 exactly one step.

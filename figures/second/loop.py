@@ -1,7 +1,7 @@
 """Attacks in rounds, and writes a JSON object for each.
 
-A round is all attacks. If the orders say ``turns``, it is the next attacks for ``TURN`` seconds, and
-a turn of the same length follows that burns as much processor time and touches nothing.
+A round is all attacks. If the orders say ``turns``, it is the next attacks for ``TURN`` seconds,
+and a turn of the same length follows that burns as much processor time and touches nothing.
 """
 
 import contextlib
@@ -50,7 +50,8 @@ def burn(wall, cpu):
 
 
 def attacks(names, least):
-    """Makes the next attacks, for this many seconds at least. Returns how often, and what they gained."""
+    """Makes the next attacks, for this many seconds at least. Returns how often, and what they
+    gained."""
     tally, gained = {}, {}
     began = time.monotonic()
     for name in names:

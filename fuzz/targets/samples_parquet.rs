@@ -1,5 +1,5 @@
-//! Tables of samples as Parquet (`everstep/detect/parquet.rs`, `footer.rs`, `table.rs`). An input is
-//! a file.
+//! Tables of samples as Parquet (`everstep/detect/parquet.rs`, `footer.rs`, `table.rs`). An input
+//! is a file.
 //!
 //! Reading must not panic, and series must have the machines of the table. Panics of the `parquet`
 //! crate must be caught.
@@ -22,8 +22,8 @@ fn check(input: &[u8]) {
     }
 }
 
-/// Replaces the hook of libFuzzer, which ends the process at once. A panic that nobody catches still
-/// ends it.
+/// Replaces the hook of libFuzzer, which ends the process at once. A panic that nobody catches
+/// still ends it.
 #[cfg(fuzzing)]
 fn let_panics_be_caught() {
     static ONCE: std::sync::Once = std::sync::Once::new();

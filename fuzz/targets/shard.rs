@@ -1,6 +1,6 @@
-//! Headers of shard files (`checkpoint/format/shard.rs`, `tensor_parts.rs`), and side indexes of slots
-//! (`index.rs`). An input is the JSON of headers that are read one after another, separated by a
-//! byte that JSON never has; or that of an index.
+//! Headers of shard files (`checkpoint/format/shard.rs`, `tensor_parts.rs`), and side indexes of
+//! slots (`index.rs`). An input is the JSON of headers that are read one after another, separated
+//! by a byte that JSON never has; or that of an index.
 //!
 //! Reading must not panic. A header that is read after another one must give what it gives alone. A
 //! header, its tables of places and checksums, and an index are written in a form that is read as

@@ -1,6 +1,7 @@
-//! Clients of the process-group store (`everstep/tcp_store/`), which serves torch's TCPStore protocol.
-//! An input is what two clients send, in pieces: a byte whose lowest bit is the number of the client
-//! and whose other bits are the length, followed by that many bytes. Their handshakes come first.
+//! Clients of the process-group store (`everstep/tcp_store/`), which serves torch's TCPStore
+//! protocol. An input is what two clients send, in pieces: a byte whose lowest bit is the number of
+//! the client and whose other bits are the length, followed by that many bytes. Their handshakes
+//! come first.
 //!
 //! Queries must not panic, a client that is gone must not stay, and all bytes that the store holds
 //! must be counted, because the count is what limits them.

@@ -36,8 +36,8 @@ from .values import check_step
 _OWN = RESERVED - {EXTRA}
 THREADS = 4
 #: Limits on the values that torch.distributed.checkpoint would write, which writes a value once for
-#: each place where it occurs: a number that is always allowed, and a multiple of the values that the
-#: state has in memory.
+#: each place where it occurs: a number that is always allowed, and a multiple of the values that
+#: the state has in memory.
 _VALUES_FREE, _VALUES_TIMES = 1 << 24, 32
 
 

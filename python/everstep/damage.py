@@ -74,8 +74,8 @@ def reading(what: str) -> Iterator[None]:
 
 @contextmanager
 def loading(name: str, obj: object) -> Iterator[None]:
-    """Turns errors of the enclosed code, which gives an object its state, into a refusal. That is not
-    damage: what everstep knows of the state has been checked before.
+    """Turns errors of the enclosed code, which gives an object its state, into a refusal. That is
+    not damage: what everstep knows of the state has been checked before.
 
     Raises:
         CheckpointError: naming the object, for any error; those of everstep's own pass.

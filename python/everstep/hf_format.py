@@ -33,8 +33,8 @@ def _is_module(value: Any) -> bool:
 
 
 def _loose_parameters(value: Any) -> list[str]:
-    """Returns the parameters of no module whose values an optimizer's state has, as :func:`everstep.convert.load`
-    returns it."""
+    """Returns the parameters of no module whose values an optimizer's state has, as
+    :func:`everstep.convert.load` returns it."""
     values = value.get("values") if _is_optimizer(value) else None
     return [*values] if isinstance(values, dict) else []
 

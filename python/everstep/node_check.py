@@ -1,5 +1,5 @@
-"""A node's part in a node check: its own speed, and a real collective with others. The agent runs it
-as ``python -m everstep.node_check``.
+"""A node's part in a node check: its own speed, and a real collective with others. The agent runs
+it as ``python -m everstep.node_check``.
 
 Each line on standard input requests a part of a round, each line on standard output answers::
 

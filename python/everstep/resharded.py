@@ -208,8 +208,7 @@ class Resharded:
 
         value: Any = None
         groups: list[set[str]] = []
-        # First the ranks whose shards have state of these parameters, beginning with this one; then
-        # all others.
+        # First the ranks with state of these parameters, beginning with this one; then all others.
         near = {parameter_in(n, left) for n in self.whole.names(self.rank) if n.startswith(mark)}
         first = {parameter_in(n, left): t.first for n, t in self.tensors.items() if n.startswith(mark)}
         known = dict.fromkeys(self.rank if n in near else first[n] for n in parameters if n in first)

@@ -1,10 +1,10 @@
 """The part of ``everstep ckpt verify`` that checksums cannot cover: decodes values and tables as
 ``restore()`` and :mod:`everstep.dcp` do.
 
-Reads a JSON array of shards whose bytes are valid (paths are lists of bytes), and prints one line of
-JSON for each: a list of (rank or ``null``, what is wrong), with ``null`` for a shard whose values
-cannot be checked. The shards are those of a checkpoint, ``{"checkpoint": DIRECTORY}``, some of them,
-``{"checkpoint": DIRECTORY, "ranks": [R, …], "world_size": N}``, or one in memory,
+Reads a JSON array of shards whose bytes are valid (paths are lists of bytes), and prints one line
+of JSON for each: a list of (rank or ``null``, what is wrong), with ``null`` for a shard whose
+values cannot be checked. The shards are those of a checkpoint, ``{"checkpoint": DIRECTORY}``, some
+of them, ``{"checkpoint": DIRECTORY, "ranks": [R, …], "world_size": N}``, or one in memory,
 ``{"slot": FILE, "rank": R, "world_size": N}``.
 """
 

@@ -2,8 +2,8 @@
 //! and strides, and whether they are negated views.
 //!
 //! torch reports all but the last, one tensor at a time, through `DLPack`'s exchange interface, a
-//! table of C functions with a stable ABI (dlpack.h, version 1.3; torch 2.10 and later). It is asked
-//! only about tensors whose object has changed (see [`crate::torch_object`]).
+//! table of C functions with a stable ABI (dlpack.h, version 1.3; torch 2.10 and later). It is
+//! asked only about tensors whose object has changed (see [`crate::torch_object`]).
 
 use crate::torch_object::{Known, Layout, address_of};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};

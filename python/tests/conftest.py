@@ -23,7 +23,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).parent / "quick_torch"), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
-# Ranks share a pipe. An unbuffered print writes its parts one by one, so the lines of two ranks would be mixed.
+# Ranks share a pipe. An unbuffered print writes its parts one by one, so the lines of two ranks
+# would be mixed.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
 EVERSTEP = str(Path(sys.executable).parent / "everstep")
@@ -69,7 +70,8 @@ def env(tmp_path: Path) -> Iterator[dict[str, str]]:
 def everstep(env: dict[str, str], tmp_path: Path) -> Run:
     """Runs the command line in ``tmp_path``. Keyword arguments become environment variables.
 
-    Few of these jobs restart, so nothing is kept ready for that: importing torch takes longer than most of them.
+    Few of these jobs restart, so nothing is kept ready for that: importing torch takes longer than
+    most of them.
     """
 
     def run(*arguments: str, timeout: float = 60, **more: str) -> subprocess.CompletedProcess[str]:

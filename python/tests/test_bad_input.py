@@ -1,4 +1,5 @@
-"""Bad input ends in one clear sentence with a remedy, with the right exit code, and loses nothing."""
+"""Bad input ends in one clear sentence with a remedy, with the right exit code, and loses
+nothing."""
 
 from __future__ import annotations
 
@@ -161,7 +162,8 @@ def test_what_a_second_agent_waits_for_is_said_while_it_waits(env, script, tmp_p
 
 
 def test_two_machines_with_one_id(env, everstep, script, tmp_path):
-    """As above, but the second agent cannot see the first machine's lock: the coordinator refuses it."""
+    """As above, but the second agent cannot see the first machine's lock: the coordinator refuses
+    it."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{s.getsockname()[1]}"
@@ -170,9 +172,10 @@ def test_two_machines_with_one_id(env, everstep, script, tmp_path):
     path = script("import time; time.sleep(60)")
     first = subprocess.Popen([EVERSTEP, "run", *common, path], env=env)
     try:
-        while not (tmp_path / "store" / "endpoint.json").exists():
+        events = tmp_path / "store" / "events.jsonl"
+        while not (events.exists() and "NodeJoined" in events.read_text()):
+            assert first.poll() is None, "the first machine has not joined"
             time.sleep(0.05)
-        time.sleep(0.5)
         elsewhere = {"EVERSTEP_STATE_DIR": str(tmp_path / "state2"), "EVERSTEP_SHM_DIR": str(tmp_path / "shm2")}
         _says(everstep("run", *common, path, **elsewhere), 78, "already in use", "--node-rank")
         assert first.poll() is None

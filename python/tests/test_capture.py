@@ -1,4 +1,5 @@
-"""The promises of a snapshot: it is written, it is exact, and nothing is reported as saved too early."""
+"""The promises of a snapshot: it is written, it is exact, and nothing is reported as saved too
+early."""
 
 from __future__ import annotations
 

@@ -392,7 +392,9 @@ def test_who_asks_for_the_end_again_does_not_wait_for_the_disk(env, script, tmp_
     assert run.stderr is not None
     # 32 MiB at 1 MB/s would take half a minute from here.
     said = next(line for line in run.stderr if "exited with code 1" in line)
-    time.sleep(0.5)
+    deadline = time.monotonic() + 30
+    while not any((tmp_path / "out").glob("step-*.tmp-*/*.safetensors")) and time.monotonic() < deadline:
+        time.sleep(0.05)
     run.send_signal(signal.SIGINT)
     rest = run.stderr.read()
     assert run.wait(20) == 1, said + rest

@@ -36,7 +36,8 @@ dist.destroy_process_group()
 
 @pytest.fixture
 def ranks(tmp_path, script, everstep):
-    """Runs the script on two ranks, under the agent or not, until ``total`` steps. Returns whether that succeeded, and its output."""
+    """Runs the script on two ranks, under the agent or not, until ``total`` steps. Returns whether
+    that succeeded, and its output."""
     path = script(_SCRIPT)
 
     def run(agent, total, persist, *directories):

@@ -75,7 +75,8 @@ def test_an_option_that_is_like_none_of_ours_is_not_guessed(everstep):
 
 
 def test_messages_of_everstep_are_never_the_cause(everstep, script):
-    """A worker may be a wrapper of another launch, whose messages are then the last lines of its standard error."""
+    """A worker may be a wrapper of another launch, whose messages are then the last lines of its
+    standard error."""
     text = """
 import json, sys
 for line in sys.argv[1:]:

@@ -57,7 +57,8 @@ def test_what_is_copied_or_saved_later_does_not_change_what_a_copy_continues(tmp
 
 
 def test_where_copies_are_mixed_the_user_names_the_step(tmp_path: Path) -> None:
-    """The original is copied over its copy, which has trained since: the record of what ran last is gone."""
+    """The original is copied over its copy, which has trained since: the record of what ran last is
+    gone."""
     out, copy = tmp_path / "out", tmp_path / "copy"
     train(out, 20, keep=99)
     train(out, 13, step=10, keep=99)

@@ -1,4 +1,5 @@
-"""Files of torch and of its DCP that claim to have more than they have: a few bytes are never expanded to any length."""
+"""Files of torch and of its DCP that claim to have more than they have: a few bytes are never
+expanded to any length."""
 
 from __future__ import annotations
 
@@ -236,8 +237,8 @@ def test_attributes_of_tensors_are_not_believed(tmp_path, monkeypatch):
 
 
 def test_an_import_says_what_torch_does_not_save(tmp_path, monkeypatch):
-    """The state of plain SGD is an empty dict, without which an optimizer does not load it. An entry
-    for it would make torch's planner look for other names than those in the checkpoint."""
+    """The state of plain SGD is an empty dict, without which an optimizer does not load it. An
+    entry for it would make torch's planner look for other names than those in the checkpoint."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.5)
     torch.save({"optimizer": optimizer.state_dict(), "scaler": {}}, tmp_path / "all.pt")
     with pytest.warns(UserWarning, match=r"does not save empty dicts, so optimizer\.state, scaler will be missing"):

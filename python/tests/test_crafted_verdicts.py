@@ -126,7 +126,8 @@ def _with_table(shard):
 
 TENSOR = {blob_format.TENSOR: "model.weight"}
 OTHERS = {blob_format.TENSOR: EXP_AVG}
-#: What restore() accepted, or ended with another error than CheckpointError, though it is not what everstep writes.
+#: What restore() accepted, or ended with another error than CheckpointError, though it is not what
+#: everstep writes.
 UNNOTICED = {
     "a weight as an extra value": _with("extra", mine=TENSOR),
     "a tensor of another object": _with("extra", mine=OTHERS),
@@ -330,7 +331,8 @@ def test_a_state_that_is_nested_more_deeply_than_any_reader_takes_is_not_saved(t
 
 
 def test_a_generator_of_a_device_that_is_missing_here_is_not_damaged(tmp_path, crafted):
-    """A checkpoint of a machine with GPUs was called damaged on one without, and an older one was restored."""
+    """A checkpoint of a machine with GPUs was called damaged on one without, and an older one was
+    restored."""
     blob = crafted.shards[0].blob("extra")
     blob.data = encoding.encode({"noise": torch.Generator()}).replace(b"\xa3cpu", b"\xa3xpu")
     assert b"xpu" in blob.data

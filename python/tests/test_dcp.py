@@ -1,4 +1,5 @@
-"""torch.distributed.checkpoint through everstep: what DCP's users do, bit for bit, and what DCP loses."""
+"""torch.distributed.checkpoint through everstep: what DCP's users do, bit for bit, and what DCP
+loses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Ranks that find different checkpoints when they load through DCP: all read the same one, or all raise, and none waits for ever."""
+"""Ranks that find different checkpoints when they load through DCP: all read the same one, or all
+raise, and none waits for ever."""
 
 from __future__ import annotations
 
@@ -126,7 +127,8 @@ def test_a_newer_checkpoint_that_is_damaged_is_named(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_reader_that_fails_is_not_asked_again(tmp_path, monkeypatch):
-    """DCP would load without collectives on the rank where the second attempt succeeds, while the others wait in theirs."""
+    """DCP would load without collectives on the rank where the second attempt succeeds, while the
+    others wait in theirs."""
     from everstep.dcp import reader
 
     dcp.save({"w": torch.ones(3)}, storage_writer=es.dcp.Writer(tmp_path))

@@ -1,5 +1,5 @@
-"""Saves through DCP under everstep run that fail on one rank, or are cut off by a restart: nobody waits for ever, and no
-checkpoint holds parts of two saves."""
+"""Saves through DCP under everstep run that fail on one rank, or are cut off by a restart: nobody
+waits for ever, and no checkpoint holds parts of two saves."""
 
 from __future__ import annotations
 
@@ -114,7 +114,8 @@ dcp.save(state(7), storage_writer=es.dcp.Writer(out + "/other"))
 
 
 def test_a_number_of_a_save_that_has_failed_is_not_used_again(job):
-    """Rank 1 raises it: step 10 is still in its memory. Its agent writes its part of what rank 0 fails to save."""
+    """Rank 1 raises it: step 10 is still in its memory. Its agent writes its part of what rank 0
+    fails to save."""
     found = job("""
 class Fails(dcp.DefaultSavePlanner):
     def resolve_data(self, item):
@@ -136,7 +137,8 @@ dcp.async_save(state(3), storage_writer=writer).result()
 
 
 def test_what_failed_for_one_directory_is_not_saved_to_another(job, tmp_path):
-    """All ranks have it in memory, and the agent has not begun to write it when the directory changes."""
+    """All ranks have it in memory, and the agent has not begun to write it when the directory
+    changes."""
     job("""
 write = stores.AgentStore.write
 

@@ -1,4 +1,4 @@
-"""Saves through DCP that meet others, fail, or ask for what everstep cannot do: each publishes what it was given, or nothing."""
+"""Saves through DCP that meet others, fail, or ask for too much publish all of it, or nothing."""
 
 from __future__ import annotations
 
@@ -469,7 +469,8 @@ for save in (dcp.save, dcp.async_save):
 
 
 def test_ranks_that_do_not_save_with_all_others_are_told_at_once(tmp_path):
-    """Waiting for those that do not take part would last until the store's timeout, longer than this test."""
+    """Waiting for those that do not take part would last until the store's timeout, longer than
+    this test."""
     _ranks(
         tmp_path,
         3,

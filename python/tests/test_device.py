@@ -40,7 +40,8 @@ def test_a_slot_that_is_filled_from_elsewhere_is_sealed_with_its_checksums(tmp_p
 
 
 def test_what_is_no_contiguous_tensor_is_restored_as_it_was(tmp_path, monkeypatch):
-    """The code path for state on a GPU, with tensors on the CPU (which it copies in mixed states, too)."""
+    """The code path for state on a GPU, with tensors on the CPU (which it copies in mixed states,
+    too)."""
     monkeypatch.setattr(device, "on_device", lambda _: True)
     monkeypatch.setattr(device.DeviceCopies, "pin", lambda *_: None)
     torch.manual_seed(3)
@@ -86,7 +87,8 @@ class _Stream:
 
 
 class _OnDevice(torch.Tensor):
-    """A tensor that claims to be on a GPU. ``fails`` has the operations for which memory is short."""
+    """A tensor that claims to be on a GPU. ``fails`` has the operations for which memory is
+    short."""
 
     device = property(lambda _: torch.device("cuda", 0))
     fails: frozenset[str] = frozenset()

@@ -1,4 +1,5 @@
-"""Checkpoints whose ranks have different values by the same names, restored with other ranks or another sharding."""
+"""Checkpoints whose ranks have different values by the same names, restored with other ranks or
+another sharding."""
 
 from __future__ import annotations
 
@@ -86,7 +87,8 @@ def test_values_of_each_rank_cannot_be_divided_among_other_ranks(tmp_path):
     _ranks(tmp_path, _OWN, "save", 2)
     errors = _ranks(tmp_path, _OWN, "load", 3, fails=True)
     assert "data= has different values on ranks 0 and 1" in errors, errors[-2000:]
-    # What all ranks have in common is restored to any number of them, but it may be where each was in its own data.
+    # What all ranks have in common is restored to any number of them, but it may be where each was
+    # in its own data.
     warned = _ranks(tmp_path, _OWN, "common", 3)
     assert warned.count("progress= had the same value on all 2 ranks of the checkpoint") == 1, warned[-2000:]
 

@@ -1,4 +1,4 @@
-"""What the README shows works as shown."""
+"""What the guides show works as shown."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import sys
 
 from harness.cluster import EVERSTEP, ROOT, free_port
 
+GUIDE = ROOT / "docs" / "guide" / "first-run.md"
+
 
 def test_the_multi_machine_command_shows_what_it_needs(env, tmp_path, script):
     """Not on loopback: the machine's own address in a network namespace."""
-    readme = (ROOT / "README.md").read_text()
-    blocks = re.findall(r"^```\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
-    (line,) = (block.replace("\\\n", " ") for block in blocks if block.startswith("everstep run --nnodes 2 "))
+    blocks = re.findall(r"^```\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    (line,) = (b.replace("\\\n", " ") for b in blocks if b.startswith("everstep run --nnodes 2 --node-rank N "))
     (token,) = (block for block in blocks if "> TOKEN" in block)
     subprocess.run(token, shell=True, cwd=tmp_path, check=True)
     assert (tmp_path / "TOKEN").stat().st_mode & 0o077 == 0
@@ -43,8 +44,8 @@ def test_the_multi_machine_command_shows_what_it_needs(env, tmp_path, script):
     assert sorted(done.stdout.split("\n"))[-2:] == ["rank 0", "rank 1"]
 
 
-def test_the_refusal_without_encryption_creates_the_token_as_the_readme_does(everstep, script):
-    (token,) = re.findall(r"^\(umask .*> TOKEN\)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+def test_the_refusal_without_encryption_creates_the_token_as_the_guide_does(everstep, script):
+    (token,) = re.findall(r"^\(umask .*> TOKEN\)$", GUIDE.read_text(), re.MULTILINE)
     done = everstep("run", "--nnodes", "2", "--rdzv-endpoint", "10.99.99.99:29400", script("pass"))
     assert done.returncode == 78 and f"  {token}\n" in done.stderr, done.stderr
     assert "copy the file TOKEN to the other nodes" in done.stderr, done.stderr

@@ -1,4 +1,5 @@
-"""A step captured for durable storage gets there, and only that step, whatever ends a start before."""
+"""A step captured for durable storage gets there, and only that step, whatever ends a start
+before."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ def test_a_job_that_gives_up_leaves_its_last_step(tmp_path, restarts):
     assert _published(out) == {9}, said
 
 
-# Another thread writes to the weights all the time, so that it writes during the copy, too, unless it gets no processor then.
+# Another thread writes to the weights all the time, so that it writes during the copy, too, unless
+# it gets no processor then.
 TORN = """
 import sys, threading, time, torch, everstep
 model = torch.nn.Linear(3000, 3000)

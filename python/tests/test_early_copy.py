@@ -1,4 +1,5 @@
-"""A copy that another thread begins while the rest of a step is collected is the copy of that step."""
+"""A copy that another thread begins while the rest of a step is collected is the copy of that
+step."""
 
 import pytest
 import torch
@@ -111,7 +112,8 @@ class Begun:
 
 
 def test_a_copy_of_another_structure_is_given_up():
-    """Members that change while every tensor stays where it is are noticed after the copy has begun."""
+    """Members that change while every tensor stays where it is are noticed after the copy has
+    begun."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(2, 4)).sum().backward()

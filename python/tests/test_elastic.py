@@ -1,4 +1,5 @@
-"""Warm restarts, scripts watched from outside, and worlds that shrink and grow, with real processes."""
+"""Warm restarts, scripts watched from outside, and worlds that shrink and grow, with real
+processes."""
 
 from __future__ import annotations
 

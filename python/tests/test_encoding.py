@@ -1,4 +1,5 @@
-"""The native encoder of plain values writes what the Python encoder does, or leaves the value to it."""
+"""The native encoder of plain values writes what the Python encoder does, or leaves the value to
+it."""
 
 from __future__ import annotations
 

@@ -152,7 +152,8 @@ def test_a_script_that_fails_at_its_end_has_not_finished(ending):
 
 @pytest.mark.parametrize("end", ["sys.exit(3)", "raise OSError('no space left')"])
 def test_a_crash_at_exit_does_not_hide_that_the_script_has_failed(ending, end):
-    """torch aborts now and then at interpreter shutdown; the error that the script reported before counts."""
+    """torch aborts now and then at interpreter shutdown; the error that the script reported before
+    counts."""
     done, steps = ending(
         END=f"atexit.register(os.abort); atexit.register(os.write, 2, b'terminate called without an active exception\\n'); {end}"
     )
@@ -247,7 +248,8 @@ exec(os.environ.get("END", ""))
 
 @pytest.fixture
 def checkpointed(everstep, script, tmp_path):
-    """Runs the script with everstep's checkpoints. Returns the result, and the life of each step of each rank."""
+    """Runs the script with everstep's checkpoints. Returns the result, and the life of each step of
+    each rank."""
 
     def run(*options: str, **how: str):
         out = tmp_path / "out"

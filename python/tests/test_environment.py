@@ -1,4 +1,5 @@
-"""A job in strange surroundings works as under torchrun, or ends in one sentence with the right exit code."""
+"""A job in strange surroundings works as under torchrun, or ends in one sentence with the right
+exit code."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def _read_until(process, text):
 
 
 def test_a_coordinator_that_is_stopped_does_not_end_the_job(env, tmp_path):
-    """The kernel accepts its connections but nothing answers, as if another program used the port."""
+    """The kernel accepts its connections but nothing answers, as if another program used the
+    port."""
     with _running(env, tmp_path, STEPPING, "--no-warm", "--detect-timeout", "500ms") as process:
         _until(lambda: (tmp_path / "started-0-0").exists() and _coordinator(env))
         coordinator = _coordinator(env)
@@ -107,7 +109,8 @@ print("done")
 
 
 def test_bytes_that_are_not_text_arrive_as_they_are(env, tmp_path):
-    """Variables, arguments, the working directory, paths of script and logs; on a warm restart, too."""
+    """Variables, arguments, the working directory, paths of script and logs; on a warm restart,
+    too."""
     odd = os.fsdecode(b"dir-\xff\xfe")
     place = tmp_path / odd
     place.mkdir()
@@ -228,7 +231,8 @@ def test_a_long_line_is_teed_whole_and_not_kept(everstep, script):
 
 
 class _Flips:
-    """A proxy between an agent and its coordinator that changes a rank, as a flipped bit in a digit would."""
+    """A proxy between an agent and its coordinator that changes a rank, as a flipped bit in a digit
+    would."""
 
     def __init__(self, to: tuple[str, int]) -> None:
         self._to, self.flipped = to, 0
@@ -433,7 +437,8 @@ needs_pids = pytest.mark.skipif(
 
 
 def _run_within(limit, env, *words):
-    """Runs a job that may have this many threads in all. It runs, or ends in one sentence with the documented code."""
+    """Runs a job that may have this many threads in all. It runs, or ends in one sentence with the
+    documented code."""
     group = Path(f"/sys/fs/cgroup/pids/everstep-test-{os.getpid()}-{limit}")
     group.mkdir()
     try:
@@ -461,7 +466,8 @@ def test_a_limit_of_threads_never_panics(env, script, limit):
 @needs_pids
 @pytest.mark.parametrize("limit", [13, 14, 16, 18])
 def test_requests_of_workers_are_answered_with_hardly_any_threads(env, tmp_path, script, limit):
-    """The writer of checkpoints had kept the agent's only thread, and nothing else was ever answered."""
+    """The writer of checkpoints had kept the agent's only thread, and nothing else was ever
+    answered."""
     done = _run_within(limit, env, script(SAVES), str(tmp_path / "checkpoints"))
     if done.returncode == 0:
         assert "done" in done.stdout, done

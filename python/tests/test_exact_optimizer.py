@@ -211,7 +211,8 @@ class Holder:
 
 
 def test_parameters_of_no_module_keep_their_values(tmp_path):
-    """For example a temperature or logit scale: in the optimizer, but in nothing else that is saved."""
+    """For example a temperature or logit scale: in the optimizer, but in nothing else that is
+    saved."""
 
     def made() -> tuple[
         torch.Tensor, torch.Tensor, torch.Tensor, es.CheckpointManager, torch.optim.Optimizer, nn.Module

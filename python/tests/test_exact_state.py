@@ -1,4 +1,5 @@
-"""What is saved comes back equal in value and type, or the capture refuses it and names its place."""
+"""What is saved comes back equal in value and type, or the capture refuses it and names its
+place."""
 
 from __future__ import annotations
 

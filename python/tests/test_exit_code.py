@@ -1,4 +1,5 @@
-"""The exit code that a script gives is known while its interpreter shuts down, unless the script has caught it."""
+"""The exit code that a script gives is known while its interpreter shuts down, unless the script
+has caught it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Which checkpoint is exported or loaded through DCP: the one that was named, and of several of a step the one of the branch that ran
-last."""
+"""Which checkpoint is exported or loaded through DCP: the one that was named, and of several of a
+step the one of the branch that ran last."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def _trained(directory: Path, *, back_to: int | None, steps: list[int], mark: in
 
 
 def _exported(monkeypatch: pytest.MonkeyPatch, source: Path, out: Path, *options: str) -> float:
-    """Runs what ``everstep ckpt export`` runs, and returns the weight in the file; NaN when it is refused."""
+    """Runs what ``everstep ckpt export`` runs, and returns the weight in the file; NaN when it is
+    refused."""
     monkeypatch.setattr(sys, "argv", ["ckpt", "export", str(source), str(out), "--to", "torch", *options])
     if convert.main() != 0:
         return float("nan")

@@ -1,4 +1,5 @@
-"""Programs that a script starts do not count as its rank, although they inherit the rank's environment."""
+"""Programs that a script starts do not count as its rank, although they inherit the rank's
+environment."""
 
 from __future__ import annotations
 

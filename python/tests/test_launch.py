@@ -187,8 +187,8 @@ def test_doctor_removes_what_dead_jobs_left(env, everstep, tmp_path):
 
 
 def test_doctor_leaves_running_jobs_with_other_records_alone(env, everstep, script, tmp_path):
-    """Records of a dead job of the same name do not count against a job with records elsewhere, and a second
-    job of its name is refused."""
+    """Records of a dead job of the same name do not count against a job with records elsewhere, and
+    a second job of its name is refused."""
     text = f"open({str(tmp_path / 'up')!r}, 'w').write('x'); import time; time.sleep(60)"
     records = Path(env["EVERSTEP_STATE_DIR"]) / "jobs" / "twice"
     records.mkdir(parents=True, mode=0o700)

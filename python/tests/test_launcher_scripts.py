@@ -1,4 +1,5 @@
-"""A launcher script that always exits with 0 hides how its training ended; everstep finds out, or says that it cannot."""
+"""A launcher script that always exits with 0 hides how its training ended; everstep finds out, or
+says that it cannot."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ def _record(out: Path, text: str) -> Path:
 def test_a_line_that_a_kill_cut_short_hides_no_loss(tmp_path: Path) -> None:
     line = '{"step": %d, "loss": "%s"}\n'
     calm = _record(tmp_path / "calm", "".join(line % (step, "0x1p+1") for step in range(3)))
-    # The kill came after the first bytes of the line; the rank then repeated the step. Another one at the end.
+    # The kill came after the first bytes of the line; the rank then repeated the step. Another one
+    # at the end.
     torn = _record(
         tmp_path / "torn", line % (0, "0x1p+1") + '{"step": 1' + line % (1, "0x1p+1") + line % (2, "0x1p+1") + '{"st'
     )

@@ -1,4 +1,5 @@
-"""Disks that are full and directories that are removed: nothing is lost without a line that says what and where."""
+"""Disks that are full and directories that are removed: nothing is lost without a line that says
+what and where."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A manager refuses uses that would mix or lose checkpoints, before it writes or restores anything."""
+"""A manager refuses uses that would mix or lose checkpoints, before it writes or restores
+anything."""
 
 from __future__ import annotations
 

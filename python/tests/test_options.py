@@ -1,4 +1,5 @@
-"""Options of a manager that cannot be what was meant are refused by name, before anything is trained."""
+"""Options of a manager that cannot be what was meant are refused by name, before anything is
+trained."""
 
 from __future__ import annotations
 

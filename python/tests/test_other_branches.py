@@ -70,9 +70,10 @@ os._exit(0)
 
 @pytest.mark.parametrize("what", ["names", "parts", "one"])
 def test_a_step_in_memory_is_not_taken_for_that_of_the_branch_that_was_left(tmp_path, everstep, script, what):
-    """``names``: the model that restores lacks a buffer that only training creates. ``parts``: its weight is sharded
-    otherwise, so the step has to be read from a durable checkpoint, and only the other branch has one. ``one``: one of two
-    ranks has the step that is asked for in memory, the other branch has it for both."""
+    """``names``: the model that restores lacks a buffer that only training creates. ``parts``: its
+    weight is sharded otherwise, so the step has to be read from a durable checkpoint, and only the
+    other branch has one. ``one``: one of two ranks has the step that is asked for in memory, the
+    other branch has it for both."""
     out = tmp_path / "out"
     line = ["run", "--standalone", "--nproc-per-node", "1" if what == "names" else "2", "--max-restarts", "1"]
     first = everstep(*line, script(_SCRIPT), what, "first", str(out))

@@ -49,7 +49,8 @@ def as_nobody(code: str, *arguments: str, wait: bool = True) -> subprocess.Popen
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    """A directory like /dev/shm and /tmp: everyone can write, but not remove the entries of others."""
+    """A directory like /dev/shm and /tmp: everyone can write, but not remove the entries of
+    others."""
     at = Path(f"/dev/shm/everstep-test-shared-{os.getpid()}")
     at.mkdir()
     at.chmod(0o1777)

@@ -263,7 +263,8 @@ def test_memory_of_a_killed_nameless_job_is_found_by_its_directory(
 def test_memory_is_not_taken_from_a_job_that_another_one_followed(
     env: dict[str, str], tmp_path: Path, script: Callable[[str], str]
 ) -> None:
-    """The other job went back and wrote its own branch, so the first job's memory is not its past."""
+    """The other job went back and wrote its own branch, so the first job's memory is not its
+    past."""
     out, train = tmp_path / "out", script(_IN_MEMORY)
     with _started(EVERSTEP, "run", "--standalone", train, str(out), "100000", env=env) as first:
         _reaches(first, "step 30")

@@ -1,5 +1,5 @@
-"""A tensor that moves, or changes its type, shape, strides or flags in place, is noticed, with torch's DLPack table and
-without it.
+"""A tensor that moves, or changes its type, shape, strides or flags in place, is noticed, with
+torch's DLPack table and without it.
 """
 
 import pytest

@@ -1,4 +1,5 @@
-"""Plans on the command line: handwritten files, events in the cluster, and errors in one sentence."""
+"""Plans on the command line: handwritten files, events in the cluster, and errors in one
+sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which objects are taken to be the same on all ranks, so that one rank's state can stand for another's."""
+"""Which objects are taken to be the same on all ranks, so that one rank's state can stand for
+another's."""
 
 from __future__ import annotations
 
@@ -158,8 +159,8 @@ def test_ddp_in_a_part_of_the_ranks_is_not_the_same_on_all(monkeypatch):
 
 
 def test_ranks_with_weights_of_their_own_are_not_restored_from_another(tmp_path, monkeypatch):
-    """A checkpoint of one rank, read by one of three: DDP's state can be anybody's; that of experts and of a data reader
-    cannot.
+    """A checkpoint of one rank, read by one of three: DDP's state can be anybody's; that of experts
+    and of a data reader cannot.
     """
     model = _ddp()
     for number, more in enumerate([{}, {"experts": nn.Linear(3, 3)}, {"data": _Reader()}]):

@@ -324,7 +324,8 @@ def test_an_evaluation_reads_a_directory_that_it_cannot_write(tmp_path):
 
 
 def test_a_save_of_the_model_alone_takes_nothing_from_the_training(tmp_path):
-    """Neither its checkpoint with the optimizer, nor its place at the next start, nor the others that it keeps."""
+    """Neither its checkpoint with the optimizer, nor its place at the next start, nor the others
+    that it keeps."""
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.Adam(model.parameters())
     ckpt = es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, persist=1, keep=5)

@@ -139,7 +139,8 @@ def test_ranks_meet_only_at_steps_that_all_know(clock):
 
 
 def test_where_ranks_differ_only_samplers_end_an_epoch():
-    """A rank's own data reader may begin its next epoch at another step than those of other ranks."""
+    """A rank's own data reader may begin its next epoch at another step than those of other
+    ranks."""
 
     class Reader:
         epoch = 0

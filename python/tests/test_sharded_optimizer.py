@@ -1,4 +1,5 @@
-"""Sharded tensors (``DTensor``) of optimizers: parameters of no module, and state of any form, with the same and with other ranks."""
+"""Sharded tensors (``DTensor``) of optimizers: parameters of no module, and state of any form, with
+the same and with other ranks."""
 
 from __future__ import annotations
 

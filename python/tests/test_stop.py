@@ -1,4 +1,5 @@
-"""Signals that ask a job to stop: while its ranks start, in a handler, and sent to all of its processes."""
+"""Signals that ask a job to stop: while its ranks start, in a handler, and sent to all of its
+processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""``explain``, ``goodput`` and ``status`` compared with the script's own log, with real jobs and kills."""
+"""``explain``, ``goodput`` and ``status`` compared with the script's own log, with real jobs and
+kills."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def started(tmp_path: Path) -> Iterator[Callable[..., Started]]:
 
 
 def _explained(c: Cluster) -> dict[str, str]:
-    """Returns the lines of the latest incident by their first word, and the first line as ``Head``."""
+    """Returns the lines of the latest incident by their first word, and the first line as
+    ``Head``."""
     lines = c.ask("explain", "--job", c.job).stdout.splitlines()
     return {
         "Head": lines[0],

@@ -8,7 +8,7 @@ import signal
 import time
 from pathlib import Path
 
-from harness.cluster import EVERSTEP, ROOT, descendants
+from harness.cluster import EVERSTEP, ROOT, descendants, processes
 
 SCRIPT = """
 import json, os, sys, time
@@ -39,7 +39,10 @@ for step in range(100_000):
 """
 PACKAGES = {
     "site-packages/plain.py": "import os\nPID = os.getpid()\nos.environ['PLAIN_WAS_IMPORTED'] = 'yes'\n",
-    "site-packages/ranked.py": "import os\nPID = os.getpid()\nRANK = os.environ.get('RANK')\n",
+    "site-packages/ranked.py": (
+        "import os\nPID = os.getpid()\nRANK = os.environ.get('RANK')\n"
+        "open(f'{os.environ[\"IMPORTED\"]}/{RANK}-{PID}', 'w').close()\n"
+    ),
     "site-packages/threaded.py": (
         "import os, threading, time\nPID = os.getpid()\n_thread = threading.Thread(target=time.sleep, args=(10_000,), daemon=True)\n"
         "_thread.start()\ndef alive():\n    return _thread.is_alive() and len(os.listdir('/proc/self/task')) > 1\n"
@@ -64,7 +67,9 @@ def test_a_restart_finds_what_is_safe_imported_and_nothing_else(env, tmp_path, s
         (tmp_path / name).write_text(text)
     out = tmp_path / "out"
     out.mkdir()
-    env = {**env, "PYTHONPATH": str(tmp_path / "site-packages")}
+    imported = tmp_path / "imported"
+    imported.mkdir()
+    env = {**env, "PYTHONPATH": str(tmp_path / "site-packages"), "IMPORTED": str(imported)}
     line = [str(EVERSTEP), "run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3", path, str(out)]
     with (tmp_path / "log").open("w") as log:
         run = subprocess.Popen(line, env=env, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
@@ -73,16 +78,18 @@ def test_a_restart_finds_what_is_safe_imported_and_nothing_else(env, tmp_path, s
         found = [out / f"{attempt}-{rank}" for rank in (0, 1)]
         return [json.loads(p.read_text()) for p in found] if all(p.exists() for p in found) else []
 
-    def templates() -> int:
-        lines = [Path(f"/proc/{pid}/cmdline") for pid in descendants(run.pid)]
-        return sum(b"warm/template.py" in p.read_bytes() for p in lines if p.exists())
+    def are_ready() -> bool:
+        """Whether the template, the base, and one process for each rank wait for requests."""
+        lines = {pid: Path(f"/proc/{pid}/cmdline") for pid in descendants(run.pid)}
+        templates = {pid for pid, p in lines.items() if p.exists() and b"warm/template.py" in p.read_bytes()}
+        done = {rank for rank, pid in (p.name.split("-") for p in imported.iterdir()) if int(pid) in templates}
+        states = processes()
+        return len(templates) == 4 and done == {"0", "1"} and all(states.get(p, (0, ""))[1] == "S" for p in templates)
 
     try:
         _wait(lambda: seen(0), "the first steps")
         assert [s["ahead"] for s in seen(0)] == [[], []]
-        # The template, the base, and one for each rank.
-        _wait(lambda: templates() == 4, "imports ahead")
-        time.sleep(0.5)
+        _wait(are_ready, "imports ahead")
         os.kill(int(str(seen(0)[1]["pid"])), signal.SIGKILL)
         _wait(lambda: seen(1), (tmp_path / "log").read_text())
         again = seen(1)

@@ -26,7 +26,8 @@ fn spec() -> everstep_core::spec::JobSpec {
     Scene::spec((2, 2), RestartBudget::Exactly(9))
 }
 
-/// The node reports what is in its memory, and what its rank could restore: this, or what is durable.
+/// The node reports what is in its memory, and what its rank could restore: this, or what is
+/// durable.
 fn says(scene: &mut Scene, node: u64, generation: u64, held: Vec<Holding>, offer: Option<Offer>) {
     let durable = Offer { step: DURABLE, tier: Tier::Durable, generation: Generation(0) };
     let offers = Offers::any(offer.into_iter().chain([durable]).collect(), false);

@@ -1,5 +1,6 @@
 //! Many agents from one process: attaches N nodes to a coordinator, and measures how long after the
-//! last join every one of them has its place in the world. `attach_many ENDPOINT TOKEN_FILE N`; prints JSON.
+//! last join every one of them has its place in the world. `attach_many ENDPOINT TOKEN_FILE N`;
+//! prints JSON.
 
 use everstep_core::id::{Generation, Incarnation, JobId, NodeId};
 use everstep_core::message::{CrewOrder, Hello, Order};

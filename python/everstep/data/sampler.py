@@ -64,8 +64,8 @@ class ElasticDistributedSampler(Sampler[int]):
         self.tagged = False
         self._cursor = Cursor(len(dataset), seed=seed, shuffle=shuffle, fingerprint=fingerprint)
         self._loop_epoch: int | None = None
-        #: The loop that was last given a batch. Its ``life`` is that of the sampler: loops that began
-        #: before another epoch or a state was set count no more.
+        #: The loop that was last given a batch. Its ``life`` is that of the sampler: loops that
+        #: began before another epoch or a state was set count no more.
         self.current: _Pass | None = None
         self.life = 0
         #: Samples that a step of all ranks takes; 0 before the first one.
@@ -76,7 +76,7 @@ class ElasticDistributedSampler(Sampler[int]):
         _count_batches()
         self.__dict__.update(state)
 
-    # -- epochs ---------------------------------------------------------------------------------------
+    # -- epochs -----------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
@@ -106,7 +106,7 @@ class ElasticDistributedSampler(Sampler[int]):
         left = max(self._end() - self._cursor.at, 0)
         return left // self.num_replicas if self.drop_last else -(-left // self.num_replicas)
 
-    # -- iteration ------------------------------------------------------------------------------------
+    # -- iteration --------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[int]:
         self._begin()
@@ -139,7 +139,7 @@ class ElasticDistributedSampler(Sampler[int]):
             at += here * stride
             count -= here
 
-    # -- by plan (CheckpointManager.micro_batches) ----------------------------------------------------
+    # -- by plan (CheckpointManager.micro_batches) ------------------------------------------------
 
     _plan: BatchPlan | None = None
 
@@ -159,7 +159,7 @@ class ElasticDistributedSampler(Sampler[int]):
         """Records that a step has used the next ``samples`` of all ranks together."""
         self._cursor.advance(self._cursor.at + samples)
 
-    # -- state ----------------------------------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------------------
 
     def _commit(self) -> None:
         """Counts batches that loops have been given as used; those that were only fetched do not

@@ -39,8 +39,8 @@ THREADS = 4
 
 
 def plain(fqn: str, data: bytes) -> bytes:
-    """Returns an object as it was pickled, after it has been read as ``torch.load(weights_only=True)``
-    does.
+    """Returns an object as it was pickled, after it has been read as
+    ``torch.load(weights_only=True)`` does.
 
     Raises:
         CheckpointError: when only a pickle could restore it.

@@ -19,8 +19,8 @@ from .sizes import check_packed
 
 #: How torch recognizes its own files.
 ZIP = b"PK\3\4"
-#: Calls the function that it is given (function, type, arguments, state): torch.save writes it for a
-#: tensor of a subclass or with attributes.
+#: Calls the function that it is given (function, type, arguments, state): torch.save writes it for
+#: a tensor of a subclass or with attributes.
 _FROM_TYPE = "torch._tensor._rebuild_from_type_v2"
 #: Classes whose calls return memory that nobody has written.
 _MEMORY = {
@@ -100,8 +100,8 @@ def _name_of(made: Any) -> str:
 
 
 def _is_content(arg: Any) -> bool:
-    """Returns whether an argument of ``bytearray()`` is what it contains. A number is its length, and
-    so is a tensor of one number."""
+    """Returns whether an argument of ``bytearray()`` is what it contains. A number is its length,
+    and so is a tensor of one number."""
     return isinstance(arg, (str, bytes)) or (isinstance(arg, Made) and arg.name == "_codecs.encode")
 
 

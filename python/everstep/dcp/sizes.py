@@ -55,7 +55,8 @@ def check_packed(data: BinaryIO, what: str) -> None:
 
 
 class Allowance:
-    """The memory that the values in files of ``length`` bytes may take once they are written out."""
+    """The memory that the values in files of ``length`` bytes may take once they are written
+    out."""
 
     def __init__(self, length: int) -> None:
         self._length, self._left = length, _FREE + _TIMES * length

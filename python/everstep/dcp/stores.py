@@ -47,8 +47,8 @@ _UNANSWERED = "the agent of this node does not answer"
 _KIND = "/dcp"
 
 
-#: The highest number that this process has drawn, by directory (its run id): checkpoints in progress
-#: are not listed yet, and any Writer may have drawn it.
+#: The highest number that this process has drawn, by directory (its run id): checkpoints in
+#: progress are not listed yet, and any Writer may have drawn it.
 _drawn: dict[str, int] = {}
 _drawing = threading.Lock()
 
@@ -172,9 +172,9 @@ class AgentStore:
         worker.agent.replicate(self.root.run + _KIND, 0, 0, False)
 
     def held(self) -> int:
-        """Returns the highest number of this directory that an earlier life of this process has left
-        in memory, whatever rank it had; 0 for none. The agent still writes it, so no other checkpoint
-        may get it."""
+        """Returns the highest number of this directory that an earlier life of this process has
+        left in memory, whatever rank it had; 0 for none. The agent still writes it, so no other
+        checkpoint may get it."""
         with self.turn():
             if self._held is None:
                 paths = _slots()
@@ -183,8 +183,8 @@ class AgentStore:
             return self._held
 
     def draw(self, fixed: int | None, held: int) -> Number:
-        """Returns the number of the next checkpoint, higher than all that this process has used and,
-        if not ``fixed``, than what ranks hold in memory (``held``). On rank 0."""
+        """Returns the number of the next checkpoint, higher than all that this process has used
+        and, if not ``fixed``, than what ranks hold in memory (``held``). On rank 0."""
         # First, the directory becomes this job's: no other one publishes there any more.
         with self.turn():
             newest = AgentStore.newest
@@ -229,7 +229,8 @@ class AgentStore:
             raise
 
     def follow(self, step: int, is_over: Callable[[], bool]) -> None:
-        """Watches a step whose save has begun. Rank 0 waits for it, and is told of what fails here."""
+        """Watches a step whose save has begun. Rank 0 waits for it, and is told of what fails
+        here."""
         pending = AgentStore._under_way.get(step)
         if pending is None:
             return

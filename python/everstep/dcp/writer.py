@@ -48,7 +48,8 @@ def _decides() -> bool:
 
 
 def _writable(path: Directory) -> Directory:
-    """Refuses the name of a checkpoint that everstep has put beside another one: it would replace the other one.
+    """Refuses the name of a checkpoint that everstep has put beside another one: it would replace
+    the other one.
 
     Raises:
         CheckpointError: naming the path to use instead.
@@ -210,7 +211,7 @@ class Writer(dcp.StorageWriter, AsyncStager):
         #: What the save of each thread uses.
         self._here = threading.local()
 
-    # -- staging (AsyncStager) ----------------------------------------------------------------------
+    # -- staging (AsyncStager) --------------------------------------------------------------------
 
     @property
     def should_synchronize_after_execute(self) -> bool:
@@ -317,7 +318,7 @@ class Writer(dcp.StorageWriter, AsyncStager):
             room = store.capture(number.step, items(pieces, mappings))
         return _Save(number.step, store, where, room)
 
-    # -- writing (StorageWriter) --------------------------------------------------------------------
+    # -- writing (StorageWriter) ------------------------------------------------------------------
 
     def reset(self, checkpoint_id: str | PathLike[str] | None = None) -> None:
         """Begins a save, perhaps to another directory."""
@@ -424,9 +425,9 @@ class Writer(dcp.StorageWriter, AsyncStager):
 
     def storage_meta(self) -> StorageMeta | None:
         """Returns the location of the checkpoint. DCP calls this first, and its collectives follow
-        whatever fails after that, such as the planner: the save begins here. One that async_save has
-        copied is taken over already, by the thread that calls; any other one waits for all that were
-        copied."""
+        whatever fails after that, such as the planner: the save begins here. One that async_save
+        has copied is taken over already, by the thread that calls; any other one waits for all that
+        were copied."""
         if turns.is_saving(threading.current_thread()):
             self._begin()
             self._here.has_begun = True

@@ -1,14 +1,17 @@
 """Halves the time in which the scripts of tests import torch.
 
-Most tests start such processes, which spend most of their time on parts of torch that the tests do not use:
+Most tests start such processes, which spend most of their time on parts of torch that the tests do
+not use:
 
-- Its compiler: every optimizer imports ``torch._dynamo``, to say that its methods are not to be compiled. As long as nothing else of
-  the compiler was used, nothing compiles, and there is nothing to say.
+- Its compiler: every optimizer imports ``torch._dynamo``, to say that its methods are not to be
+  compiled. As long as nothing else of the compiler was used, nothing compiles, and there is nothing
+  to say.
 - Kernels for tensors without data that are written in Python, and ``torch.export``.
-- Garbage collection, which goes through all that was imported, several times, and once more at the end of the process.
+- Garbage collection, which goes through all that was imported, several times, and once more at the
+  end of the process.
 
-Whatever a script uses of these modules imports them. The Python bindings of the CUDA driver are the exception: on a machine
-without the driver they count as not installed, and torch does without them.
+Whatever a script uses of these modules imports them. The Python bindings of the CUDA driver are the
+exception: on a machine without the driver they count as not installed, and torch does without them.
 """
 
 from __future__ import annotations
@@ -28,8 +31,8 @@ from typing import Any
 _COMPILER = "torch._dynamo"
 #: Imported for what it registers: nothing asks it for anything.
 _KERNELS = "torch._meta_registrations"
-#: Seconds for what threads of a process group still have to do. torch aborts if one of them needs the interpreter while
-#: that ends, which takes a second longer with the compiler.
+#: Seconds for what threads of a process group still have to do. torch aborts if one of them needs
+#: the interpreter while that ends, which takes a second longer with the compiler.
 _THREADS_END = 0.2
 #: What was asked of these modules: they are imported.
 _wanted: set[str] = set()
@@ -73,7 +76,8 @@ class _NoCompiler(_NotYet):
 
     @staticmethod
     def disable(fn: Callable[..., Any], recursive: bool = True, **_: Any) -> Callable[..., Any]:
-        """Returns the function such that it is not compiled, also if the compiler is imported later."""
+        """Returns the function such that it is not compiled, also if the compiler is imported
+        later."""
         exempt: list[Callable[..., Any]] = []
 
         def inner(*args: Any, **kwargs: Any) -> Any:
@@ -98,8 +102,8 @@ def _imported(name: str) -> ModuleType:
 
 
 def _leave() -> None:
-    """Skips the garbage collection at the end of the process, unless a process group is still there, or libraries of
-    the compiler, which report what was not collected."""
+    """Skips the garbage collection at the end of the process, unless a process group is still
+    there, or libraries of the compiler, which report what was not collected."""
     group = sys.modules.get("torch.distributed")
     has_group = group is not None and group.is_available() and group.is_initialized()
     if has_group:
@@ -109,7 +113,8 @@ def _leave() -> None:
 
 
 class _Kernels(Loader):
-    """Finds and loads, for the kernels, what stands for them. torch imports them when all else is there."""
+    """Finds and loads, for the kernels, what stands for them. torch imports them when all else is
+    there."""
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:

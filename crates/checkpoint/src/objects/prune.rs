@@ -58,7 +58,8 @@ pub(super) fn prune(of: &Location, what: &CleanUp<'_>, unchanged: Unchanged<'_>)
     let mut left: Vec<Key> = go.iter().flat_map(|(_, m)| files(m)).filter(|k| !named.contains(k)).collect();
     left.sort_by_key(|k| k.filename() == Some(MARK_FILE));
     if !dry_run {
-        // During the listing, training may have gone back to a checkpoint that would be deleted now.
+        // During the listing, training may have gone back to a checkpoint that would be deleted
+        // now.
         if !unchanged()? {
             return Ok(Pruned { gone: Vec::new(), ..done });
         }

@@ -9,9 +9,9 @@
 //!  └───────────────┘             └───────┴───────┘
 //! ```
 //!
-//! A plan is a list of byte ranges; only `whole`, `node_reader` and `copies` read. A part is a block
-//! (DDP, FSDP2, tensor parallelism) or a range of the flattened tensor (FSDP1, ZeRO, Megatron's
-//! distributed optimizer); a range is at most 2·d − 1 blocks.
+//! A plan is a list of byte ranges; only `whole`, `node_reader` and `copies` read. A part is a
+//! block (DDP, FSDP2, tensor parallelism) or a range of the flattened tensor (FSDP1, ZeRO,
+//! Megatron's distributed optimizer); a range is at most 2·d − 1 blocks.
 
 pub mod copies;
 pub mod node_reader;

@@ -77,7 +77,8 @@ impl Deliveries {
     }
 
     /// Records what became of a notice on one route. Once all routes have settled it, returns its
-    /// job and the fact to record; a coordinator that reads the fact does not send the notice again.
+    /// job and the fact to record; a coordinator that reads the fact does not send the notice
+    /// again.
     pub fn settled(&mut self, number: u64, fate: Fate) -> Option<(String, Fact)> {
         let pending = self.pending.get_mut(&number)?;
         pending.routes -= 1;

@@ -118,9 +118,9 @@ pub struct PersistQueue {
     /// slot.
     under_way: BTreeSet<(u32, u64)>,
     /// The same of earlier generations, whose scripts number their checkpoints themselves: shards
-    /// (local rank, generation, step), and where they go. Nobody waits for them, and each generation
-    /// has directories of its own for what is not published, so that nothing mixes with the same
-    /// number of this generation.
+    /// (local rank, generation, step), and where they go. Nobody waits for them, and each
+    /// generation has directories of its own for what is not published, so that nothing mixes with
+    /// the same number of this generation.
     left: BTreeMap<(u32, Generation, u64), Destination>,
     /// Steps that could not be written or published, and why.
     failed: BTreeMap<u64, String>,

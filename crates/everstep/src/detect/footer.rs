@@ -26,8 +26,8 @@ pub fn is_plausible(footer: &[u8]) -> bool {
     !matches!(Bytes(footer).skip(STRUCT, DEPTH_MAX), Err(Stop::Claim))
 }
 
-/// Returns whether this begins with a complete header of a page. Where one ends too early, the reader
-/// does not stop.
+/// Returns whether this begins with a complete header of a page. Where one ends too early, the
+/// reader does not stop.
 pub fn is_page_header(bytes: &[u8]) -> bool {
     Bytes(bytes).skip_known(&PAGE).is_ok()
 }

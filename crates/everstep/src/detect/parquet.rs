@@ -1,8 +1,8 @@
 //! The same tables as Apache Parquet: flat columns of numbers and text.
 //!
 //! The reader of the `parquet` crate trusts a file in several ways: it panics where columns are
-//! shorter than they claim, and goes through as many elements as a list claims. Here, a damaged file
-//! is an error.
+//! shorter than they claim, and goes through as many elements as a list claims. Here, a damaged
+//! file is an error.
 
 use super::csv::of_fields;
 use super::footer;

@@ -131,7 +131,8 @@ mod tests {
         url
     }
 
-    /// Lets the dispatcher work until it has sent everything, at most for five seconds. Returns the news.
+    /// Lets the dispatcher work until it has sent everything, at most for five seconds. Returns the
+    /// news.
     async fn works(dispatcher: &mut Dispatcher) -> News {
         let mut all = News::default();
         for _ in 0..500 {

@@ -29,7 +29,8 @@ pub struct JobRecord {
     pub stage: Stage,
     /// Restarts used by this run of the job.
     restarts: u32,
-    /// Times of the latest restarts (at most [`RECENT`](super::recent::RECENT)), for the daily budget.
+    /// Times of the latest restarts (at most [`RECENT`](super::recent::RECENT)), for the daily
+    /// budget.
     recent: Vec<Time>,
     /// Restarts of the last day that the network caused: not in the daily budget.
     #[serde(default)]
@@ -39,12 +40,12 @@ pub struct JobRecord {
     /// Whether the script uses checkpoints: the memory of the job is worth keeping together.
     #[serde(default)]
     pub checkpointed: bool,
-    /// The steps that the latest generations restored (at most [`RECENT`](super::recent::RECENT)): a
-    /// later step captured by an earlier generation belongs to a past that did not happen.
+    /// The steps that the latest generations restored (at most [`RECENT`](super::recent::RECENT)):
+    /// a later step captured by an earlier generation belongs to a past that did not happen.
     #[serde(default)]
     pub restored: Vec<(Generation, Step)>,
-    /// The decision not to restart after the latest incident, until its first cause is known and the
-    /// job ends. The workers are being ended meanwhile, so nothing else would show it.
+    /// The decision not to restart after the latest incident, until its first cause is known and
+    /// the job ends. The workers are being ended meanwhile, so nothing else would show it.
     #[serde(default)]
     pub giving_up: Option<GivingUp>,
     /// Ranks of the current world whose scripts are over, on nodes that are lost: this record is
@@ -197,8 +198,8 @@ impl JobRecord {
         self.restarts = 0;
     }
 
-    /// Remembers the error of the latest failed worker. Returns whether the one before had the same,
-    /// after the same step.
+    /// Remembers the error of the latest failed worker. Returns whether the one before had the
+    /// same, after the same step.
     pub(crate) fn has_error_again(&mut self, error: Option<(String, Step)>) -> bool {
         let again = error.is_some() && error == self.last_error;
         self.last_error = error;
