@@ -1,6 +1,7 @@
 //! The agent's driver: it receives events, hands them to the core, and executes the core's
 //! commands. No policy lives here.
 
+pub mod agent_file;
 pub mod connection;
 mod console;
 pub mod counters;
