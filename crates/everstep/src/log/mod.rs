@@ -15,6 +15,7 @@ use file::Rotating;
 pub use file::before;
 use lines::{Format, Lines, Output};
 pub use queue::flush;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -106,21 +107,28 @@ pub fn set(field: &str, value: impl Into<Value>) {
     PROCESS.lock().unwrap_or_else(PoisonError::into_inner).insert(field.to_owned(), value.into());
 }
 
+/// How a process writes messages, for one that it starts.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+struct HandOver {
+    fields: BTreeMap<String, Value>,
+    /// Standard error gets lines of JSON.
+    json: bool,
+}
+
 /// Returns the format and the fields of this process, for [`take_over`].
 pub fn hand_on() -> String {
-    serde_json::json!({"json": matches!(FORMAT.get(), Some(Format::Json)), "fields": process()}).to_string()
+    let all = HandOver { fields: process(), json: matches!(FORMAT.get(), Some(Format::Json)) };
+    serde_json::to_string(&all).unwrap_or_default()
 }
 
 /// Writes messages like the process that started this one.
 pub fn take_over(from: &str) {
-    let from: Value = serde_json::from_str(from).unwrap_or_default();
-    if from["json"] == true {
+    let HandOver { fields, json } = serde_json::from_str(from).unwrap_or_default();
+    if json {
         in_json();
     }
-    if let Some(fields) = from["fields"].as_object() {
-        let mut process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
-        process.extend(fields.iter().map(|(name, value)| (name.clone(), value.clone())));
-    }
+    PROCESS.lock().unwrap_or_else(PoisonError::into_inner).extend(fields);
 }
 
 /// Returns the fields that [`set`] has added.
