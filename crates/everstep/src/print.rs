@@ -1,6 +1,7 @@
 //! Output to the standard streams. The standard library's macros panic if the reader is gone or the
 //! disk is full, and a job must not end because its output is not read.
 
+use everstep_core::exit_code::ExitCode;
 use std::fmt::Arguments;
 use std::io::{ErrorKind, Write};
 
@@ -19,7 +20,7 @@ pub fn out(text: Arguments<'_>) {
         Err(e) if e.kind() == ErrorKind::BrokenPipe => std::process::exit(NOBODY_READS),
         Err(e) => {
             err(format_args!("everstep: cannot write to standard output: {e}\n"));
-            std::process::exit(1);
+            std::process::exit(ExitCode::Failed.number());
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::tcp_store::PgStore;
 use everstep_core::agent::command::{Command, CrewCommand};
 use everstep_core::agent::event::{CrewEvent, Event, WorkerExit};
 use everstep_core::agent::{Agent, Config};
+use everstep_core::exit_code::ExitCode;
 use everstep_core::id::Generation;
 use everstep_core::message::{Outcome, Start};
 use everstep_core::time::Time;
@@ -77,7 +78,7 @@ pub async fn run(mut config: Config, place: Place, target: Target) -> std::io::R
             line = lines.next_line() => match line? {
                 Some(line) => external.line(&line).await,
                 // torchrun's agent ended without a message: this node is lost.
-                None => return Ok(1),
+                None => return Ok(ExitCode::Failed.number()),
             },
             () = tokio::time::sleep(deadline) => external.event(Event::Tick).await,
             _ = ping.tick() => if let Some(link) = &external.link {
@@ -85,7 +86,7 @@ pub async fn run(mut config: Config, place: Place, target: Target) -> std::io::R
             },
         }
     }
-    Ok(external.end.unwrap_or(1))
+    Ok(external.end.unwrap_or(ExitCode::Failed.number()))
 }
 
 impl Notice<'_> {
@@ -158,7 +159,7 @@ impl External {
         let Some(generation) = self.to_end.take() else { return };
         self.running = None;
         if let Err(e) = self.store.renew().await {
-            return self.over(1, &format!("no port for the process-group store: {e}"));
+            return self.over(ExitCode::Failed.number(), &format!("no port for the process-group store: {e}"));
         }
         let store_port = self.store.port();
         self.event(Event::Crew(generation, CrewEvent::WorkersGone { store_port })).await;

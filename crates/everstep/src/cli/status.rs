@@ -192,7 +192,8 @@ pub fn run(o: &StatusOptions) -> Result<i32, Failure> {
             jobs.iter().for_each(show);
         }
         if !o.watch {
-            return Ok(if jobs.is_empty() && o.job.is_some() { 69 } else { 0 });
+            let missing = jobs.is_empty() && o.job.is_some();
+            return Ok(if missing { ExitCode::Unavailable } else { ExitCode::Done }.number());
         }
         std::thread::sleep(Duration::from_secs(1));
     }
