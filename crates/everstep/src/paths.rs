@@ -183,7 +183,7 @@ fn elsewhere(state: &Directory, taken: &Path, why: io::Error) -> Result<(), Unus
     if made.is_err() {
         return Err(Unusable::memory(taken, why));
     }
-    crate::say!("{why}: shared memory is in {} instead", base.join(name).display());
+    crate::say_warning!("{why}: shared memory is in {} instead", base.join(name).display());
     Ok(())
 }
 

@@ -19,7 +19,8 @@ pub fn out(text: Arguments<'_>) {
         Ok(()) => {}
         Err(e) if e.kind() == ErrorKind::BrokenPipe => std::process::exit(NOBODY_READS),
         Err(e) => {
-            err(format_args!("everstep: cannot write to standard output: {e}\n"));
+            tracing::error!("cannot write to standard output: {e}");
+            crate::log::flush();
             std::process::exit(ExitCode::Failed.number());
         }
     }

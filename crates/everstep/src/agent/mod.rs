@@ -264,7 +264,7 @@ impl Driver {
         if self.runs(generation) && captured == generation {
             self.not_durable(Some(local_rank), step, why);
         } else {
-            crate::say!("{why}");
+            crate::say_warning!("{why}");
         }
     }
 
@@ -332,7 +332,7 @@ impl Driver {
             Input::Published(generation, step, result) => match result {
                 Ok(()) => self.crew_event(generation, CrewEvent::Published(step)).await,
                 Err(why) if self.runs(generation) => self.not_durable(None, step, &why.to_string()),
-                Err(why) => crate::say!("{why}"),
+                Err(why) => crate::say_warning!("{why}"),
             },
             Input::Signal(signal) => {
                 if self.core.stops_on(signal)
@@ -362,7 +362,7 @@ impl Driver {
         if self.crew.is_none() {
             self.end = Some(End { code, why, first_error: None, hurried: false });
         } else {
-            crate::say!("{why}");
+            crate::say_warning!("{why}");
         }
     }
 

@@ -98,7 +98,7 @@ impl Driver {
             Some(GuardEvent::Warmed { why_not: None }) => self.warm = true,
             Some(GuardEvent::Warmed { why_not: Some(why) }) => {
                 self.warm = false;
-                crate::say!("restarts will be slower, because each worker imports torch again: {why}");
+                crate::say_warning!("restarts will be slower, because each worker imports torch again: {why}");
             }
             Some(GuardEvent::NotLaunched { generation, local_rank, why }) => {
                 let generation = Generation(generation);
@@ -210,7 +210,7 @@ impl Driver {
     /// passes.
     fn renew_later(&mut self, generation: u64, why: &std::io::Error) {
         if !std::mem::replace(&mut self.store.short, true) {
-            crate::say!("no port for the process-group store: {why}; retrying until one is available");
+            crate::say_warning!("no port for the process-group store: {why}; retrying until one is available");
         }
         let inbox = self.inbox.clone();
         tokio::spawn(async move {

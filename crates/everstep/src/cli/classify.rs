@@ -69,7 +69,7 @@ pub fn run(o: &ClassifyOptions) -> Result<i32, Failure> {
         if o.json {
             print_json(&Classified { version: FIRST, class: None, known: None })?;
         }
-        eprintln!("everstep: no known error in this text; to add your own classes, see --failure-table");
+        crate::say_warning!("no known error in this text; to add your own classes, see --failure-table");
         return Ok(ExitCode::Failed.number());
     };
     let class = found.class;

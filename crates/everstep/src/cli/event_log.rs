@@ -96,7 +96,7 @@ pub fn stores(job: Option<&str>) -> Vec<PathBuf> {
 fn of_store(store: &Path) -> Vec<JobFacts> {
     let file = coordinator::events_file(store);
     let text = coordinator::recorded(&file).unwrap_or_else(|e| {
-        crate::say!("cannot read {}: {e}", file.display());
+        crate::say_warning!("cannot read {}: {e}", file.display());
         String::new()
     });
     let mut found: Vec<JobFacts> = Vec::new();

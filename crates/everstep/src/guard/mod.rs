@@ -142,7 +142,7 @@ impl Guard {
                 Ok(None) => return,
                 Err(e) => {
                     // Nothing after it can be decoded: end the workers, as if the agent were gone.
-                    crate::say!("the guard cannot read what its agent asks for: {e}");
+                    crate::say_warning!("the guard cannot read what its agent asks for: {e}");
                     self.agent_gone = true;
                     return;
                 }

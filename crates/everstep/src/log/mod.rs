@@ -1,9 +1,9 @@
 //! everstep's own messages: lines for people, and a record for whoever looks for a defect.
 //!
-//! [`say!`](crate::say!) writes a line for people. The macros of `tracing` at the levels debug and
-//! trace describe what the drivers do. Both go to standard error if `EVERSTEP_LOG` selects them (by
-//! default, only the lines for people), and to the log file of the agent or coordinator that this
-//! process is. Workers' output is never changed.
+//! [`say!`](crate::say!) and [`say_warning!`](crate::say_warning!) write a line for people. The
+//! macros of `tracing` at the levels debug and trace describe what the drivers do. Both go to
+//! standard error if `EVERSTEP_LOG` selects them (by default, only the lines for people), and to the
+//! log file of the agent or coordinator that this process is. Workers' output is never changed.
 
 pub mod exchange;
 mod file;
@@ -159,4 +159,11 @@ fn to_file(line: &str) {
 #[macro_export]
 macro_rules! say {
     ($($what:tt)*) => { ::tracing::info!($($what)*) };
+}
+
+/// Like [`say!`](crate::say!), for a line that reports a failure. People see no difference; in
+/// JSON, and to `EVERSTEP_LOG`, its level is warn.
+#[macro_export]
+macro_rules! say_warning {
+    ($($what:tt)*) => { ::tracing::warn!($($what)*) };
 }

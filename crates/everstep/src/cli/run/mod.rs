@@ -321,7 +321,7 @@ fn copy_error(from: &Path, code: i32) {
         error["message"]["errorCode"] = code.into();
     }
     if let Err(e) = std::fs::write(&to, error.to_string()) {
-        crate::say!("cannot write {}: {e}", to.display());
+        crate::say_warning!("cannot write {}: {e}", to.display());
     }
 }
 
