@@ -440,7 +440,7 @@ impl Driver {
             CrewCommand::Spawn(start) => return self.spawn(generation, &start),
             CrewCommand::Kill { grace } => {
                 let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
-                let _ = self.ask_guard(&GuardRequest::End { generation: generation.0, grace_ms });
+                let _ = self.ask_guard(&GuardRequest::End { generation, grace_ms });
             }
             CrewCommand::Stacks => self.ask_for_stacks(),
             CrewCommand::StopAt(stop) => crew.into_iter().for_each(|c| c.request_stop(stop)),
