@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -113,7 +114,7 @@ def measure(soak: bool) -> Iterator[Bound]:
             took = sorted(_slow(times, begins, seed + 10 * trial) for trial in range(trials))
             yield Bound(
                 f"slow-{times:g}-from-{begins}",
-                took[trials // 2],
+                statistics.median(took),
                 f"steps until the slow rank is named, median of {trials} jobs (of all: {took})",
                 "<=",
                 10,

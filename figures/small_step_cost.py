@@ -105,10 +105,10 @@ def measure(soak: bool) -> Iterator[Bound]:
         what = (
             f"of what it takes to call state_dict() and clone each tensor, in the same processes (median of {ratios})"
         )
-        yield Bound(f"{part}-to-clone", ratios[len(ratios) // 2], what, "<=", 1)
+        yield Bound(f"{part}-to-clone", statistics.median(ratios), what, "<=", 1)
         paired = sorted(round(e["paired"] * 1e3, 3) for e in several)
         what = f"ms that a step takes longer than without (median of {paired})"
-        yield Bound(f"{part}-paired", paired[len(paired) // 2], what, "<=", 0.5)
+        yield Bound(f"{part}-paired", statistics.median(paired), what, "<=", 0.5)
         yield goodput(part, several)
     for megabytes in (10, 50):
         # Few of their steps have a snapshot: with 120 blocks, the standard error of the cost of 50

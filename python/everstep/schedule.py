@@ -325,7 +325,7 @@ class Snapshots:
         stall = (
             statistics.median(self._stalls) if len(self._stalls) < LOOK else sum(sorted(self._stalls)[:-1]) / (LOOK - 1)
         )
-        step = sorted(self._steps)[LOOK // 2]
+        step = statistics.median(self._steps)
         every = 1 if stall <= self._free else snapshot_interval(stall, step, self._budget * PLANNED)
         # An interval that is too short is corrected at once, one that is slightly too long is kept.
         if self._every - self._every // 5 <= every <= self._every:

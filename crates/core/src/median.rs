@@ -6,7 +6,13 @@
 pub fn median<T: Ord + Copy>(values: impl IntoIterator<Item = T>) -> Option<T> {
     let mut sorted: Vec<T> = values.into_iter().collect();
     sorted.sort_unstable();
-    sorted.get(sorted.len() / 2).copied()
+    median_of_sorted(&sorted)
+}
+
+/// As [`median`], of values in ascending order.
+#[must_use]
+pub fn median_of_sorted<T: Copy>(values: &[T]) -> Option<T> {
+    values.get(values.len() / 2).copied()
 }
 
 /// Returns the [`median`] in the total order of floating-point numbers.
@@ -14,7 +20,7 @@ pub fn median<T: Ord + Copy>(values: impl IntoIterator<Item = T>) -> Option<T> {
 pub fn median_of_floats(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_unstable_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied()
+    median_of_sorted(&sorted)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@
 //! been noise on this machine, so each one makes the watch wait longer before the next, unless that
 //! rank is much slower still. A calm period shortens the wait again.
 
-use crate::median::median;
+use crate::median::{median, median_of_sorted};
 use crate::time::Time;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -241,10 +241,10 @@ impl SlowWatch {
         }
         let ranks: Vec<(u32, Vec<u64>)> =
             self.ranks.iter().map(|(rank, of)| (*rank, sorted(of.micros.iter().copied()))).collect();
-        let usual = sorted(ranks.iter().map(|(_, window)| at(window, window.len() / 2)));
+        let usual = sorted(ranks.iter().filter_map(|(_, window)| median_of_sorted(window)));
         let mut found = BTreeMap::new();
         for (rank, window) in ranks.iter().filter(|(rank, _)| !self.slow.contains_key(rank)) {
-            let own = at(window, window.len() / 2);
+            let own = median_of_sorted(window).unwrap_or(0);
             let others = median_of_others(&usual, own);
             let quick = at(window, window.len() / 4);
             if quick * 100 >= others * SLIGHTLY_SLOW_PERCENT && quick > others + NOISE_MICROS {

@@ -70,8 +70,12 @@ enum Input {
     Server(Inbound),
     Line(Session, Option<ToCoordinator>),
     Persisted(PersistId, Result<Version, StoreFailure>),
-    /// A notice that the store cannot be written any more, and why, or that it can be again.
-    Store(String),
+    /// A notice that the store cannot be written any more (`failing`), and why, or that it can be
+    /// again.
+    Store {
+        what: String,
+        failing: bool,
+    },
     Provisioned(JobId, u64, Result<(), String>),
     /// A detector's finding in this generation of a job.
     Unlike(JobId, Generation, Finding),
@@ -86,10 +90,12 @@ struct Peer {
 }
 
 impl Peer {
-    /// Returns the span of what is exchanged with this agent.
-    fn span(&self, session: Session) -> Span {
+    /// Returns the span of what is exchanged with this agent, in its job's current generation.
+    fn span(&self, session: Session, core: &Coordinator) -> Span {
         let (job, node) = self.owner.as_ref().map(|(job, node, _)| (job.as_str(), node.0.as_str())).unzip();
-        tracing::info_span!("session", session = session.0, job, node)
+        let of_job = job.and_then(|name| core.jobs().get(&JobId(name.to_owned())));
+        let generation = of_job.map(|job| job.record.generation.0);
+        tracing::info_span!("session", session = session.0, job, node, generation)
     }
 }
 
@@ -169,7 +175,7 @@ pub async fn run(setup: Setup<'_>) -> Result<(), StartError> {
 
     let (inbox, mut inputs) = mpsc::unbounded_channel();
     let (server_inbox, mut from_server) = mpsc::unbounded_channel();
-    tokio::spawn(serve(listener, token, server_inbox, |line| crate::say!("{line}")));
+    tokio::spawn(serve(listener, token, server_inbox, |line| crate::say_warning!("{line}")));
     let forward = inbox.clone();
     tokio::spawn(async move {
         while let Some(inbound) = from_server.recv().await {
@@ -221,7 +227,7 @@ fn write_in_thread(
         while let Ok((id, key, value, when)) = writes.recv() {
             let result = records.put(&key, &value, when);
             if let Some(what) = records.news() {
-                let _ = results.send(Input::Store(what));
+                let _ = results.send(Input::Store { what, failing: records.failing() });
             }
             let _ = results.send(Input::Persisted(id, result));
         }
@@ -324,7 +330,8 @@ impl Driver {
             }
             Input::Line(session, Some(line)) => self.line(session, line),
             Input::Line(session, None) => self.close(session),
-            Input::Store(what) => self.notify_users(&what),
+            Input::Store { what, failing: true } => self.warn_users(&what),
+            Input::Store { what, failing: false } => self.notify_users(&what),
             Input::Persisted(id, result) => {
                 let orders = self.waiting.remove(&id).unwrap_or_default();
                 if result.is_ok() {
@@ -369,7 +376,7 @@ impl Driver {
                 }
             }
             ToCoordinator::Report(report) => {
-                let _about = peer.span(session).entered();
+                let _about = peer.span(session, &self.core).entered();
                 crate::log::exchange::report(&report);
                 self.event(Event::Report { session, report });
             }
@@ -386,7 +393,7 @@ impl Driver {
     fn close(&mut self, session: Session) {
         self.keep_alive.closed(session);
         if let Some(peer) = self.peers.remove(&session) {
-            peer.span(session).in_scope(|| tracing::debug!("the connection is closed"));
+            peer.span(session, &self.core).in_scope(|| tracing::debug!("the connection is closed"));
             if let Some(owner) = peer.owner {
                 let lines = self.ledger.silent(&owner);
                 self.write_all(&owner.0, lines);
@@ -397,7 +404,7 @@ impl Driver {
 
     fn send(&mut self, session: Session, order: Order) {
         if let Some(peer) = self.peers.get(&session) {
-            let _about = peer.span(session).entered();
+            let _about = peer.span(session, &self.core).entered();
             crate::log::exchange::order(&order);
             let _ = peer.orders.send(ToAgent::Order { epoch: self.epoch, order });
         }
@@ -418,7 +425,7 @@ impl Driver {
                 Command::Record { job, fact } => self.write(&job.0, fact),
                 Command::Provision { job, request } => self.provision(job, request),
                 Command::StepDown { why } => {
-                    crate::say!("{why}");
+                    crate::say_warning!("{why}");
                     crate::log::flush();
                     std::process::exit(0);
                 }
@@ -442,7 +449,7 @@ impl Driver {
         self.keep_events();
         let news = self.dispatcher.send_due(now.micros());
         news.facts.into_iter().for_each(|(job, fact)| self.write(&job, fact));
-        news.warnings.iter().for_each(|what| self.notify_users(what));
+        news.warnings.iter().for_each(|what| self.warn_users(what));
         let needs = Needs { job: !self.core.idle() || !self.peers.is_empty(), notices: self.dispatcher.busy() };
         self.idle_exit.is_over(now, needs)
     }

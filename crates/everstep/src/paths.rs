@@ -4,7 +4,7 @@
 use everstep_checkpoint::arena::job_hash;
 use everstep_wire::limits::NOTE_BYTES_MAX;
 use everstep_wire::private::{Directory, Root};
-use everstep_wire::raw::{Raw, from_text};
+use everstep_wire::raw::from_text;
 use rustix::process::geteuid;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -183,7 +183,7 @@ fn elsewhere(state: &Directory, taken: &Path, why: io::Error) -> Result<(), Unus
     if made.is_err() {
         return Err(Unusable::memory(taken, why));
     }
-    crate::say!("{why}: shared memory is in {} instead", base.join(name).display());
+    crate::say_warning!("{why}: shared memory is in {} instead", base.join(name).display());
     Ok(())
 }
 
@@ -261,14 +261,6 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
 pub fn unix_millis() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(0))
-}
-
-/// Reads a path from a file that everstep wrote (see [`Raw`]).
-pub fn path_in(value: &serde_json::Value) -> Option<PathBuf> {
-    if value.is_null() {
-        return None;
-    }
-    serde_json::from_value::<Raw>(value.clone()).ok().map(|raw| raw.0.into())
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Output to the standard streams. The standard library's macros panic if the reader is gone or the
 //! disk is full, and a job must not end because its output is not read.
 
+use everstep_core::exit_code::ExitCode;
 use std::fmt::Arguments;
 use std::io::{ErrorKind, Write};
 
@@ -18,8 +19,9 @@ pub fn out(text: Arguments<'_>) {
         Ok(()) => {}
         Err(e) if e.kind() == ErrorKind::BrokenPipe => std::process::exit(NOBODY_READS),
         Err(e) => {
-            err(format_args!("everstep: cannot write to standard output: {e}\n"));
-            std::process::exit(1);
+            tracing::error!("cannot write to standard output: {e}");
+            crate::log::flush();
+            std::process::exit(ExitCode::Failed.number());
         }
     }
 }

@@ -3,9 +3,9 @@
 //! coordinator, the same request may come again, under the same id.
 
 use crate::agent::launch::TOKENS;
-use everstep_core::coordinator::request::Request;
+use everstep_core::coordinator::request::{Remedy, Request};
 use everstep_core::id::JobId;
-use serde_json::json;
+use serde::Serialize;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -17,6 +17,17 @@ const PATIENCE: Duration = Duration::from_mins(2);
 /// Number of characters kept of its standard error.
 const SAID: usize = 300;
 
+/// What the program reads.
+#[derive(Serialize)]
+struct Asked<'a> {
+    /// Name of the job.
+    job: &'a JobId,
+    /// The same text each time that this request is made.
+    request: String,
+    #[serde(flatten)]
+    remedy: &'a Remedy,
+}
+
 /// Calls `program`, if there is one.
 ///
 /// # Errors
@@ -24,9 +35,9 @@ const SAID: usize = 300;
 pub async fn carry_out(program: Option<&Path>, job: &JobId, request: &Request) -> Result<(), String> {
     let program = program.ok_or("no provisioner is configured; give --provisioner PROGRAM")?;
     let failed = |e: std::io::Error| format!("{}: {e}", program.display());
-    let mut asked = json!(request.remedy);
-    asked["request"] = format!("{job}-{}", request.id).into();
-    asked["job"] = json!(job);
+    let asked = Asked { job, request: format!("{job}-{}", request.id), remedy: &request.remedy };
+    // As a value, its fields come in alphabetical order. A program may match the text.
+    let asked = serde_json::to_value(asked).map_err(|e| e.to_string())?;
     let mut command = Command::new(program);
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
     for name in TOKENS {

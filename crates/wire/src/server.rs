@@ -4,7 +4,7 @@ use crate::admission::{self, Admission, Pass, Trouble};
 use crate::client::LineSplitter;
 use crate::envelope::{ToAgent, ToCoordinator, decode, decode_first, encode};
 use crate::limits::{HTTP_HEADER_BYTES_MAX, HTTP_STREAMS_MAX, PROOF_TIMEOUT};
-use crate::output::{Approved, CoordinatorStatus, FIRST, InjectAnswer};
+use crate::output::{Approval, Approved, CoordinatorStatus, FIRST, InjectAnswer};
 use crate::token::Token;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Request, State};
@@ -19,6 +19,7 @@ use futures_util::StreamExt;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
+use serde::Serialize;
 use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
@@ -216,18 +217,20 @@ async fn metrics(State(shared): State<Shared>) -> Response {
     }
 }
 
+/// The answer to a request for stacks, if the job is known.
+#[derive(Serialize)]
+struct StacksAnswer {
+    /// The job's agents were asked. The stacks arrive later, in the event log.
+    asked: bool,
+}
+
 async fn stacks(State(shared): State<Shared>, Path(job): Path<String>) -> Response {
     let (done, known) = oneshot::channel();
     let _ = shared.inbox.send(Inbound::Stacks { job, done });
     match known.await {
-        Ok(true) => Json(serde_json::json!({"asked": true})).into_response(),
+        Ok(true) => Json(StacksAnswer { asked: true }).into_response(),
         _ => StatusCode::NOT_FOUND.into_response(),
     }
-}
-
-#[derive(serde::Deserialize)]
-struct Approval {
-    request: u64,
 }
 
 async fn approve(
@@ -259,11 +262,17 @@ async fn inject(
     })
 }
 
+/// The answer to a request to stop a job, if it is known.
+#[derive(Serialize)]
+struct StopAnswer {
+    stopping: bool,
+}
+
 async fn stop(State(shared): State<Shared>, Path(job): Path<String>) -> Response {
     let (done, known) = oneshot::channel();
     let _ = shared.inbox.send(Inbound::Stop { job, done });
     match known.await {
-        Ok(true) => Json(serde_json::json!({"stopping": true})).into_response(),
+        Ok(true) => Json(StopAnswer { stopping: true }).into_response(),
         _ => StatusCode::NOT_FOUND.into_response(),
     }
 }

@@ -145,9 +145,9 @@ impl Tries {
         }
         let why = why.to_string();
         if self.attached {
-            crate::say!("the coordinator does not answer ({why}); this node continues and keeps trying");
+            crate::say_warning!("the coordinator does not answer ({why}); this node continues and keeps trying");
         } else {
-            crate::say!("no coordinator answers yet ({why}); retrying for {} s", self.patience.as_secs());
+            crate::say_warning!("no coordinator answers yet ({why}); retrying for {} s", self.patience.as_secs());
         }
         self.reported = Some(why);
     }

@@ -28,7 +28,7 @@ impl Driver {
     /// Announces a failed worker.
     pub(super) fn announce(&self, report: &Report) {
         if let Report::Crew(_, CrewReport::WorkerFailed(failure)) = report {
-            tracing::warn!("{}", describe(&NodeId(self.template.node.clone()), Some(failure)));
+            crate::say_warning!("{}", describe(&NodeId(self.template.node.clone()), Some(failure)));
         }
     }
 

@@ -2,9 +2,8 @@
 //! `torchrun.handlers`, `python/everstep/torchrun.py`).
 //!
 //! Lines on standard input: `next` (the previous workers are gone and a place in a world is
-//! wanted), `done`, `failed`. JSON lines on standard output: a place, `{"waiting": true}` when the
-//! world is about to be formed anew, or `{"end": code, "why": …}`. Decisions are made by the same
-//! state machine as in every agent.
+//! wanted), `done`, `failed`. Each line on standard output is a [`Notice`] in JSON. Decisions are
+//! made by the same state machine as in every agent.
 
 use super::Input;
 use super::connection::{self, Target};
@@ -13,14 +12,27 @@ use crate::tcp_store::PgStore;
 use everstep_core::agent::command::{Command, CrewCommand};
 use everstep_core::agent::event::{CrewEvent, Event, WorkerExit};
 use everstep_core::agent::{Agent, Config};
+use everstep_core::exit_code::ExitCode;
 use everstep_core::id::Generation;
 use everstep_core::message::{Outcome, Start};
 use everstep_core::time::Time;
 use everstep_wire::envelope::{ToAgent, ToCoordinator, VERSION};
-use serde_json::json;
+use serde::Serialize;
 use std::time::{Duration, Instant};
 use tokio::io::AsyncBufReadExt;
 use tokio::sync::mpsc;
+
+/// A line for `python/everstep/torchrun.py`, which tells the variants apart by their fields.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Notice<'a> {
+    /// A place in a world.
+    Place { generation: Generation, host: &'a str, port: u16, rank: u32, world_size: u32 },
+    /// The world is about to be formed anew.
+    Waiting { waiting: bool },
+    /// This node takes no further part.
+    End { end: i32, why: &'a str },
+}
 
 struct External {
     core: Agent,
@@ -66,7 +78,7 @@ pub async fn run(mut config: Config, place: Place, target: Target) -> std::io::R
             line = lines.next_line() => match line? {
                 Some(line) => external.line(&line).await,
                 // torchrun's agent ended without a message: this node is lost.
-                None => return Ok(1),
+                None => return Ok(ExitCode::Failed.number()),
             },
             () = tokio::time::sleep(deadline) => external.event(Event::Tick).await,
             _ = ping.tick() => if let Some(link) = &external.link {
@@ -74,13 +86,16 @@ pub async fn run(mut config: Config, place: Place, target: Target) -> std::io::R
             },
         }
     }
-    Ok(external.end.unwrap_or(1))
+    Ok(external.end.unwrap_or(ExitCode::Failed.number()))
 }
 
-fn say(what: &serde_json::Value) {
-    use std::io::Write;
-    let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{what}").and_then(|()| out.flush());
+impl Notice<'_> {
+    fn send(&self) {
+        use std::io::Write;
+        let mut out = std::io::stdout().lock();
+        let line = serde_json::to_string(self).map_err(std::io::Error::from);
+        let _ = line.and_then(|line| writeln!(out, "{line}")).and_then(|()| out.flush());
+    }
 }
 
 impl External {
@@ -107,7 +122,7 @@ impl External {
     }
 
     fn over(&mut self, code: i32, why: &str) {
-        say(&json!({"end": code, "why": why}));
+        Notice::End { end: code, why }.send();
         self.end = Some(code);
     }
 
@@ -144,7 +159,7 @@ impl External {
         let Some(generation) = self.to_end.take() else { return };
         self.running = None;
         if let Err(e) = self.store.renew().await {
-            return self.over(1, &format!("no port for the process-group store: {e}"));
+            return self.over(ExitCode::Failed.number(), &format!("no port for the process-group store: {e}"));
         }
         let store_port = self.store.port();
         self.event(Event::Crew(generation, CrewEvent::WorkersGone { store_port })).await;
@@ -164,15 +179,19 @@ impl External {
                     self.running = Some(generation);
                     self.stopped = false;
                     self.store.open();
-                    say(
-                        &json!({"generation": generation, "rank": place.group_rank, "world_size": place.group_world_size,
-                        "host": place.leader_host, "port": place.leader_port}),
-                    );
+                    let notice = Notice::Place {
+                        generation,
+                        host: &place.leader_host,
+                        port: place.leader_port,
+                        rank: place.group_rank,
+                        world_size: place.group_world_size,
+                    };
+                    notice.send();
                 }
                 Command::Crew(generation, CrewCommand::Kill { .. }) => {
                     self.to_end = Some(generation);
                     gone = self.stopped;
-                    say(&json!({"waiting": true}));
+                    Notice::Waiting { waiting: true }.send();
                 }
                 Command::Exit { reason, .. } => self.over(reason.code, &reason.why),
                 _ => {}

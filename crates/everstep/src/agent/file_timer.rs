@@ -130,7 +130,7 @@ fn end(pid: i32, scope: &str, signal: i32, guard: u32) {
     if !is_below(pid, guard) {
         return;
     }
-    crate::say!("the timer {scope:?} of process {pid} has expired; sending it signal {signal}");
+    crate::say_warning!("the timer {scope:?} of process {pid} has expired; sending it signal {signal}");
     let _ = kill_process(process, named);
 }
 

@@ -122,7 +122,7 @@ impl FinalSave {
         // Not a thread of the runtime, which would wait for it at the end.
         let write = move || drop(done.send(self.write(&own, run, generation, step)));
         if let Err(e) = std::thread::Builder::new().name("everstep-save".into()).spawn(write) {
-            crate::say!("step {step} stays in memory only: cannot start a thread to write it: {e}");
+            crate::say_warning!("step {step} stays in memory only: cannot start a thread to write it: {e}");
             return true;
         }
         let mut reminder = slow_storage::reminder();
@@ -131,9 +131,11 @@ impl FinalSave {
                 result = &mut written => {
                     match result {
                         Ok(Ok(Written::Here)) => crate::say!("step {step} was in memory only and is now in {}", directory.display()),
-                        Ok(Ok(Written::Incomplete { missing })) => crate::say!("{}", incomplete(step, &missing, &directory)),
+                        Ok(Ok(Written::Incomplete { missing })) => {
+                            crate::say_warning!("{}", incomplete(step, &missing, &directory));
+                        }
                         Ok(Ok(Written::Elsewhere)) | Err(_) => {}
-                        Ok(Err(why)) => crate::say!("{why}"),
+                        Ok(Err(why)) => crate::say_warning!("{why}"),
                     }
                     return true;
                 }

@@ -68,7 +68,7 @@ impl Driver {
                 });
             }
             (Injected::CorruptReplica, _) => self.corrupt(),
-            (_, None) => crate::say!("rank {rank} has no process on this node; nothing was injected"),
+            (_, None) => crate::say_warning!("rank {rank} has no process on this node; nothing was injected"),
         }
     }
 
@@ -83,7 +83,7 @@ impl Driver {
     fn corrupt(&self) {
         let held = self.replicas.holder.held();
         let Some(newest) = held.iter().filter(|h| h.replica).max_by_key(|h| (h.label.generation, h.label.step)) else {
-            return crate::say!("this node has no copy of another node's shard; nothing was injected");
+            return crate::say_warning!("this node has no copy of another node's shard; nothing was injected");
         };
         let flipped = everstep_wire::private::open(&newest.path, rustix::fs::OFlags::RDWR).and_then(|file| {
             let middle = file.metadata()?.len() / 2;
@@ -93,7 +93,7 @@ impl Driver {
             file.write_all_at(&byte, middle)
         });
         if let Err(e) = flipped {
-            crate::say!("cannot change {}: {e}", newest.path.display());
+            crate::say_warning!("cannot change {}: {e}", newest.path.display());
         }
     }
 }

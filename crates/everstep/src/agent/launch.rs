@@ -4,7 +4,7 @@
 use super::macros::substitute_raw;
 use super::numa::BindingError;
 use super::streams::{Streams, Who};
-use crate::guard::protocol::{Launch, Warm};
+use crate::guard::protocol::{Launch, LocalWorker, Warm};
 use everstep_core::id::Generation;
 use everstep_core::message::Start;
 use everstep_wire::raw::Raw;
@@ -113,8 +113,7 @@ impl Template {
             None => Vec::new(),
         };
         Ok(Launch {
-            generation: generation.0,
-            local_rank: local,
+            worker: LocalWorker { generation, local_rank: local },
             argv,
             warm,
             env: raw(self.environment(generation, start, local)?),
@@ -142,7 +141,7 @@ impl Template {
             let differs = launch.env.iter().filter(|(name, value)| common.get(&name.0) != Some(&value.0));
             differs.filter_map(|(n, v)| Some((n.0.to_str()?.to_owned(), v.0.to_str()?.to_owned()))).collect()
         };
-        launches.iter().map(|launch| (launch.local_rank, own(launch))).collect()
+        launches.iter().map(|launch| (launch.worker.local_rank, own(launch))).collect()
     }
 
     fn environment(&self, generation: Generation, start: &Start, local: u32) -> Result<Environment, LaunchError> {

@@ -50,7 +50,7 @@ async fn accept(listener: UnixListener, inbox: mpsc::UnboundedSender<Input>) {
             Ok((stream, _)) => stream,
             Err(e) => {
                 let (pause, line) = trouble.failed("from workers", &e);
-                line.into_iter().for_each(|line| crate::say!("{line}"));
+                line.into_iter().for_each(|line| crate::say_warning!("{line}"));
                 tokio::time::sleep(pause).await;
                 continue;
             }

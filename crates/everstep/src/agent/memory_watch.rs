@@ -57,7 +57,7 @@ impl Driver {
         match listen::to_workers(&self.template, &self.inbox) {
             Ok(()) => {
                 self.memory = MemoryWatch::of_new(&self.template.memory);
-                crate::say!(
+                crate::say_warning!(
                     "{directory} was removed while the job was running (systemd-logind does that at logout, see \
                      RemoveIPC in logind.conf); it was re-created, and workers snapshot their next step there"
                 );
@@ -65,7 +65,7 @@ impl Driver {
             Err(e) => {
                 let why = e.to_string();
                 if self.memory.trouble.as_ref() != Some(&why) {
-                    crate::say!(
+                    crate::say_warning!(
                         "{directory} was removed while the job was running and cannot be re-created: {why}; \
                          checkpoints go to disk"
                     );

@@ -1,6 +1,7 @@
 //! The agent's driver: it receives events, hands them to the core, and executes the core's
 //! commands. No policy lives here.
 
+pub mod agent_file;
 pub mod connection;
 mod console;
 pub mod counters;
@@ -263,7 +264,7 @@ impl Driver {
         if self.runs(generation) && captured == generation {
             self.not_durable(Some(local_rank), step, why);
         } else {
-            crate::say!("{why}");
+            crate::say_warning!("{why}");
         }
     }
 
@@ -331,7 +332,7 @@ impl Driver {
             Input::Published(generation, step, result) => match result {
                 Ok(()) => self.crew_event(generation, CrewEvent::Published(step)).await,
                 Err(why) if self.runs(generation) => self.not_durable(None, step, &why.to_string()),
-                Err(why) => crate::say!("{why}"),
+                Err(why) => crate::say_warning!("{why}"),
             },
             Input::Signal(signal) => {
                 if self.core.stops_on(signal)
@@ -361,7 +362,7 @@ impl Driver {
         if self.crew.is_none() {
             self.end = Some(End { code, why, first_error: None, hurried: false });
         } else {
-            crate::say!("{why}");
+            crate::say_warning!("{why}");
         }
     }
 
@@ -439,7 +440,7 @@ impl Driver {
             CrewCommand::Spawn(start) => return self.spawn(generation, &start),
             CrewCommand::Kill { grace } => {
                 let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
-                let _ = self.ask_guard(&GuardRequest::End { generation: generation.0, grace_ms });
+                let _ = self.ask_guard(&GuardRequest::End { generation, grace_ms });
             }
             CrewCommand::Stacks => self.ask_for_stacks(),
             CrewCommand::StopAt(stop) => crew.into_iter().for_each(|c| c.request_stop(stop)),

@@ -6,8 +6,7 @@ use super::{Driver, Input};
 use everstep_core::agent::event::Event;
 use everstep_core::message::{Check, Checked, Partner};
 use everstep_core::node_check::Speed;
-use serde::Deserialize;
-use serde_json::json;
+use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
 use std::process::Stdio;
 use std::time::Duration;
@@ -20,6 +19,28 @@ use tokio::sync::mpsc;
 const WAIT: (Duration, Duration) = (Duration::from_mins(1), Duration::from_secs(15));
 /// How long a part may take: after this, it never ends.
 const PART: Duration = Duration::from_secs(140);
+
+/// A part of a check, as the process reads it (see `python/everstep/node_check.py`).
+#[derive(Serialize)]
+struct Question<'a> {
+    /// Whether the node's own speed is measured.
+    measure: bool,
+    tests: Vec<Test<'a>>,
+    /// How long to wait for each partner, in seconds.
+    wait: u64,
+}
+
+/// A test of a pair.
+#[derive(Serialize)]
+struct Test<'a> {
+    /// Whether this node is the first of the pair.
+    first: bool,
+    /// Where the pair meets.
+    host: &'a str,
+    /// The same on both nodes.
+    name: String,
+    port: u16,
+}
 
 /// The process's answer (see `python/everstep/node_check.py`).
 #[derive(Deserialize)]
@@ -53,7 +74,8 @@ impl Helper {
         Ok(Helper { _child: child, to, from: BufReader::new(from).lines() })
     }
 
-    async fn ask(&mut self, line: String) -> Option<Answer> {
+    async fn ask(&mut self, question: &Question<'_>) -> Option<Answer> {
+        let line = serde_json::to_string(question).ok()? + "\n";
         self.to.write_all(line.as_bytes()).await.ok()?;
         let answer = tokio::time::timeout(PART, self.from.next_line()).await.ok()?.ok()??;
         serde_json::from_str(&answer).ok()
@@ -75,7 +97,7 @@ fn start(
                 helper = Helper::start(&python, &env).ok();
             }
             let answer = match &mut helper {
-                Some(helper) => Some(helper.ask(request(&node, &part)).await),
+                Some(helper) => Some(helper.ask(&question(&node, &part)).await),
                 None => None,
             };
             if !matches!(answer, Some(Some(_))) {
@@ -99,15 +121,15 @@ impl Driver {
     }
 }
 
-fn request(node: &str, part: &Check) -> String {
-    let test = |p: &Partner| {
+fn question<'a>(node: &str, part: &'a Check) -> Question<'a> {
+    let test = |p: &'a Partner| {
         let (a, b) = if p.first { (node, p.node.0.as_str()) } else { (p.node.0.as_str(), node) };
         let name = format!("{}/{}/{a}+{b}", part.check.0, part.round);
-        json!({"name": name, "host": p.host, "port": p.port, "first": p.first})
+        Test { first: p.first, host: &p.host, name, port: p.port }
     };
     let wait = if part.round == 1 { WAIT.0 } else { WAIT.1 };
-    let tests: Vec<_> = part.partners.iter().map(test).collect();
-    format!("{}\n", json!({"measure": part.measure, "wait": wait.as_secs(), "tests": tests}))
+    let tests = part.partners.iter().map(test).collect();
+    Question { measure: part.measure, tests, wait: wait.as_secs() }
 }
 
 /// Converts the process's answer: `None` if it did not start, `Some(None)` if it did not answer.

@@ -206,7 +206,7 @@ impl PersistQueue {
             let why = pruned.map_or_else(|e| e.to_string(), |()| String::new());
             let mut said = undeleted.lock().unwrap_or_else(PoisonError::into_inner);
             if *said != why && !why.is_empty() {
-                crate::say!("older checkpoints in {} could not be deleted: {why}", path.display());
+                crate::say_warning!("older checkpoints in {} could not be deleted: {why}", path.display());
             }
             *said = why;
             drop(said);
@@ -214,7 +214,7 @@ impl PersistQueue {
             if captured == generation {
                 let _ = inbox.send(Input::Published(generation, step, result));
             } else if let Err(why) = result {
-                crate::say!("{why}");
+                crate::say_warning!("{why}");
             } else {
                 let directory = path.display();
                 crate::say!("step {step}, saved before the workers were restarted, is now in {directory}");
@@ -260,7 +260,7 @@ impl PersistQueue {
     /// Records that a shard could not be written or, without a `local_rank`, that the step could
     /// not be published. Waiting workers are refused; the step may be tried again.
     pub fn fail(&mut self, local_rank: Option<u32>, step: Step, why: &str) {
-        crate::say!("{why}");
+        crate::say_warning!("{why}");
         self.under_way.retain(|(local, s)| *s != step.0 || local_rank.is_some_and(|l| l != *local));
         self.failed.insert(step.0, why.to_owned());
         if self.failed.len() > FAILED_MAX {

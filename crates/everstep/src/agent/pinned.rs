@@ -59,7 +59,7 @@ impl Driver {
             if let Some(why) = dropped(&label, to, generation, world_size) {
                 slot.release(Pin::Persist);
                 match left {
-                    Some(_) => crate::say!("{why}"),
+                    Some(_) => crate::say_warning!("{why}"),
                     None => self.not_durable(Some(local_rank), Step(label.step), &why),
                 }
                 continue;

@@ -13,7 +13,7 @@ impl Driver {
         let Some((_, preload)) = self.template.warm.zip(self.template.preload.as_ref()) else { return };
         let changed = self.crew.iter().flat_map(|c| c.workers.values()).any(|w| w.board.get(Word::WarmUnsafe) != 0);
         if changed {
-            crate::say!(
+            crate::say_warning!(
                 "restarts will be slower, because each worker imports torch again: the script changes its CPU affinity \
                  before it imports torch"
             );
@@ -29,7 +29,7 @@ impl Driver {
         match self.changed_at_import() {
             Some(changed) => env.insert("EVERSTEP_WARM_AT_IMPORT".into(), changed.into()),
             None => {
-                return crate::say!(
+                return crate::say_warning!(
                     "restarts will be slower, because each worker imports torch again: ranks set different environment \
                      variables before they import torch"
                 );
@@ -46,7 +46,7 @@ impl Driver {
         }
         let argv = vec![Raw(python), Raw::from("-u"), Raw::from(program)];
         if let Err(why) = self.ask_guard(&GuardRequest::Warm(GuardTemplate { argv, env: raw(env) })) {
-            crate::say!("restarts will be slower, because each worker imports torch again: {why}");
+            crate::say_warning!("restarts will be slower, because each worker imports torch again: {why}");
         }
     }
 

@@ -6,7 +6,7 @@ use super::persist_queue::WrittenStep;
 use super::replicas::watch;
 use super::slot_files;
 use super::{Driver, End, worker_sample, worker_words};
-use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest};
+use crate::guard::protocol::{Event as GuardEvent, LocalWorker, ProcessExit, Request as GuardRequest, WorkerEvent};
 use everstep_checkpoint::step_board::{Board, Word};
 use everstep_core::agent::event::{CrewEvent, Event, Words, WorkerExit};
 use everstep_core::agent::first_error::{EndedWorker, FirstError};
@@ -77,7 +77,7 @@ impl Driver {
         }
         self.own_variables = self.template.own_variables(&launches);
         for launch in launches {
-            let local_rank = launch.local_rank;
+            let local_rank = launch.worker.local_rank;
             if let Err(why) = self.ask_guard(&GuardRequest::Launch(Box::new(launch))) {
                 let message = format!("cannot be started: {why}");
                 return Some(Event::Crew(generation, CrewEvent::SpawnFailed { local_rank, message }));
@@ -87,49 +87,55 @@ impl Driver {
         Some(Event::Crew(generation, CrewEvent::Holds(Holdings { held, parity: self.replicas.holder.parity_held() })))
     }
 
-    pub(super) async fn guard_says(&mut self, event: Option<GuardEvent>) {
-        match event {
-            Some(GuardEvent::Launched { generation, local_rank, pid }) => {
-                let crew = self.crew.as_mut().filter(|c| c.generation.0 == generation);
+    async fn worker_event(&mut self, worker: LocalWorker, what: WorkerEvent) {
+        let LocalWorker { generation, local_rank } = worker;
+        match what {
+            WorkerEvent::Launched { pid } => {
+                let crew = self.crew.as_mut().filter(|c| c.generation == generation);
                 if let Some(worker) = crew.and_then(|c| c.workers.get_mut(&local_rank)) {
                     worker.pid = pid;
                 }
             }
+            WorkerEvent::NotLaunched { why } => {
+                self.crew_event(generation, CrewEvent::SpawnFailed { local_rank, message: why }).await;
+            }
+            WorkerEvent::Exited(exit) => self.worker_exited(worker, exit).await,
+        }
+    }
+
+    async fn worker_exited(&mut self, worker: LocalWorker, exit: ProcessExit) {
+        let LocalWorker { generation, local_rank } = worker;
+        let ProcessExit { pid, outcome, asked, last_lines } = exit;
+        // Its last steps must be known before its end is reported.
+        self.look_at(local_rank).await;
+        self.ping(false);
+        let crew = self.crew.as_mut().filter(|c| c.generation == generation);
+        let worker = crew.and_then(|c| c.workers.get_mut(&local_rank).map(|w| (w, c.restarts)));
+        let words = match worker {
+            Some((worker, restarts)) if outcome != Outcome::Code(0) => {
+                worker.pid = 0;
+                let ended = EndedWorker { restarts, local_rank, outcome, raised: worker.raised };
+                self.first_error = FirstError::after(self.first_error, ended);
+                let file = self.template.streams.error_file(restarts, local_rank);
+                worker_words::of(&file, &last_lines, worker.error.as_deref(), outcome)
+            }
+            Some((worker, _)) => {
+                worker.pid = 0;
+                Words::default()
+            }
+            None => Words::default(),
+        };
+        let exit = WorkerExit { local_rank, pid, outcome, asked, words };
+        self.crew_event(generation, CrewEvent::WorkerExited(exit)).await;
+    }
+
+    pub(super) async fn guard_says(&mut self, event: Option<GuardEvent>) {
+        match event {
+            Some(GuardEvent::Worker { worker, what }) => self.worker_event(worker, what).await,
             Some(GuardEvent::Warmed { why_not: None }) => self.warm = true,
             Some(GuardEvent::Warmed { why_not: Some(why) }) => {
                 self.warm = false;
-                crate::say!("restarts will be slower, because each worker imports torch again: {why}");
-            }
-            Some(GuardEvent::NotLaunched { generation, local_rank, why }) => {
-                let generation = Generation(generation);
-                self.crew_event(generation, CrewEvent::SpawnFailed { local_rank, message: why }).await;
-            }
-            Some(GuardEvent::Exited { generation, local_rank, pid, outcome, asked, last_lines }) => {
-                // Its last steps must be known before its end is reported.
-                self.look_at(local_rank).await;
-                self.ping(false);
-                let crew = self.crew.as_mut().filter(|c| c.generation.0 == generation);
-                let worker = crew.and_then(|c| c.workers.get_mut(&local_rank).map(|w| (w, c.restarts)));
-                let words = match worker {
-                    Some((worker, restarts)) if outcome != Outcome::Code(0) => {
-                        worker.pid = 0;
-                        let ended = EndedWorker { restarts, local_rank, outcome, raised: worker.raised };
-                        self.first_error = FirstError::after(self.first_error, ended);
-                        let file = self.template.streams.error_file(restarts, local_rank);
-                        worker_words::of(&file, &last_lines, worker.error.as_deref(), outcome)
-                    }
-                    Some((worker, _)) => {
-                        worker.pid = 0;
-                        Words::default()
-                    }
-                    None => Words::default(),
-                };
-                let generation = Generation(generation);
-                self.crew_event(
-                    generation,
-                    CrewEvent::WorkerExited(WorkerExit { local_rank, pid, outcome, asked, words }),
-                )
-                .await;
+                crate::say_warning!("restarts will be slower, because each worker imports torch again: {why}");
             }
             Some(GuardEvent::Gone { generation }) => {
                 self.crew = None;
@@ -140,7 +146,7 @@ impl Driver {
                 }
                 self.store.short = false;
                 let store_port = self.store.port();
-                self.crew_event(Generation(generation), CrewEvent::WorkersGone { store_port }).await;
+                self.crew_event(generation, CrewEvent::WorkersGone { store_port }).await;
             }
             None => {
                 // Without its guard, this agent cannot keep its promises. End, so that the next one
@@ -208,9 +214,9 @@ impl Driver {
 
     /// Tries again later: the next world needs a port, and a shortage of descriptors or memory
     /// passes.
-    fn renew_later(&mut self, generation: u64, why: &std::io::Error) {
+    fn renew_later(&mut self, generation: Generation, why: &std::io::Error) {
         if !std::mem::replace(&mut self.store.short, true) {
-            crate::say!("no port for the process-group store: {why}; retrying until one is available");
+            crate::say_warning!("no port for the process-group store: {why}; retrying until one is available");
         }
         let inbox = self.inbox.clone();
         tokio::spawn(async move {

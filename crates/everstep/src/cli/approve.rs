@@ -3,8 +3,7 @@
 use super::{Failure, runtime, status};
 use clap::Args;
 use everstep_core::exit_code::ExitCode;
-use everstep_wire::output::Approved;
-use serde_json::json;
+use everstep_wire::output::{Approval, Approved};
 
 const UNREADABLE: &str = "cannot read the coordinator's answer; use the same everstep version on all nodes";
 
@@ -32,7 +31,7 @@ pub fn run(o: &ApproveOptions) -> Result<i32, Failure> {
         return Ok(0);
     };
     let path = format!("/v1/jobs/{name}/approve");
-    let answer = status::ask_coordinator(&runtime, &job, &path, Some(&json!({"request": request})))?;
+    let answer = status::ask_coordinator(&runtime, &job, &path, Some(&Approval { request }))?;
     match serde_json::from_slice(&answer) {
         Ok(Approved::Approved(what)) => println!("{what}"),
         Ok(Approved::Why(why)) => return Err(Failure::new(ExitCode::Failed, why)),

@@ -3,6 +3,7 @@
 
 use super::{Failure, print_json};
 use clap::Args;
+use everstep_core::exit_code::ExitCode;
 use everstep_core::severity::{Severity, Table};
 use everstep_wire::output::{Classified, FIRST, KnownClass};
 use std::io::Read;
@@ -68,8 +69,8 @@ pub fn run(o: &ClassifyOptions) -> Result<i32, Failure> {
         if o.json {
             print_json(&Classified { version: FIRST, class: None, known: None })?;
         }
-        eprintln!("everstep: no known error in this text; to add your own classes, see --failure-table");
-        return Ok(1);
+        crate::say_warning!("no known error in this text; to add your own classes, see --failure-table");
+        return Ok(ExitCode::Failed.number());
     };
     let class = found.class;
     if o.json {

@@ -201,7 +201,7 @@ impl From {
         if read.episodes.is_empty() {
             return Err(Failure::usage("no samples; give --csv FILE, --parquet FILE or --prometheus URL"));
         }
-        read.warnings.iter().for_each(|warning| crate::say!("{warning}"));
+        read.warnings.iter().for_each(|warning| crate::say_warning!("{warning}"));
         Ok(read)
     }
 
@@ -361,7 +361,7 @@ fn evaluated(
     for fault in known {
         let there = read.episodes.iter().any(|e| e.name == fault.episode && e.machines.contains(&fault.machine));
         if !there {
-            crate::say!(
+            crate::say_warning!(
                 "a fault of machine {} is known, but there are no samples of that machine; it does not count as missed",
                 fault.machine
             );

@@ -1,6 +1,7 @@
 //! What coordinators recorded about jobs, on this machine.
 
 use super::Failure;
+use crate::agent::agent_file::AgentFile;
 use crate::{coordinator, paths};
 use everstep_core::coordinator::command::Fact;
 use everstep_core::exit_code::ExitCode;
@@ -77,16 +78,16 @@ pub fn jobs() -> Vec<String> {
 }
 
 /// Returns what the agents of a job on this machine recorded about themselves.
-pub fn agents(job: &str) -> Vec<Value> {
+pub fn agents(job: &str) -> Vec<AgentFile> {
     let files = paths_in(&paths::job(job)).into_iter().filter(|p| p.extension().is_some_and(|e| e == "json"));
-    files.filter_map(|p| serde_json::from_slice(&std::fs::read(p).ok()?).ok()).collect()
+    files.filter_map(|p| AgentFile::read(&p)).collect()
 }
 
 /// Returns the directories of the stores that this user's jobs have written to on this machine.
 pub fn stores(job: Option<&str>) -> Vec<PathBuf> {
     let names = job.map_or_else(jobs, |job| vec![job.to_owned()]);
     let agents = names.iter().flat_map(|job| agents(job));
-    let mut found: Vec<PathBuf> = agents.filter_map(|agent| paths::path_in(&agent["store"])).collect();
+    let mut found: Vec<PathBuf> = agents.filter_map(|agent| agent.store).map(|store| store.0.into()).collect();
     found.sort();
     found.dedup();
     found
@@ -95,7 +96,7 @@ pub fn stores(job: Option<&str>) -> Vec<PathBuf> {
 fn of_store(store: &Path) -> Vec<JobFacts> {
     let file = coordinator::events_file(store);
     let text = coordinator::recorded(&file).unwrap_or_else(|e| {
-        crate::say!("cannot read {}: {e}", file.display());
+        crate::say_warning!("cannot read {}: {e}", file.display());
         String::new()
     });
     let mut found: Vec<JobFacts> = Vec::new();

@@ -2,6 +2,7 @@
 
 use super::event_log::paths_in;
 use super::{Failure, event_log};
+use crate::agent::agent_file::AgentFile;
 use crate::agent::streams::STACKS_FILE;
 use crate::notify::when;
 use crate::paths;
@@ -38,8 +39,9 @@ fn latest_job() -> Option<String> {
 
 /// Returns where the logs of a node's workers are: the user's directory for the streams of
 /// --redirects and --tee, and everstep's own for all others.
-fn roots(agent: &serde_json::Value) -> Vec<PathBuf> {
-    let mut found: Vec<PathBuf> = ["logs", "kept"].iter().filter_map(|k| crate::paths::path_in(&agent[*k])).collect();
+fn roots(agent: &AgentFile) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> =
+        [&agent.logs, &agent.kept].into_iter().flatten().map(|p| p.0.clone().into()).collect();
     found.dedup();
     found
 }
@@ -48,7 +50,7 @@ fn roots(agent: &serde_json::Value) -> Vec<PathBuf> {
 pub fn files(job: &str) -> Vec<(String, PathBuf)> {
     let mut found = Vec::new();
     for agent in event_log::agents(job) {
-        let node = agent["node"].as_str().unwrap_or("unknown").to_owned();
+        let node = agent.node.as_deref().unwrap_or("unknown");
         for root in roots(&agent) {
             for file in
                 paths_in(&root).iter().flat_map(|a| paths_in(a)).flat_map(|w| paths_in(&w)).filter(|f| f.is_file())
@@ -66,8 +68,8 @@ pub fn files(job: &str) -> Vec<(String, PathBuf)> {
 pub fn own(job: &str) -> Vec<(String, PathBuf)> {
     let mut found = std::collections::BTreeMap::new();
     for agent in event_log::agents(job) {
-        let of_agent = agent["node"].as_str().map(|node| paths::agent_log(job, node));
-        let of_coordinator = paths::path_in(&agent["store"]).map(|store| paths::coordinator_log(&store));
+        let of_agent = agent.node.as_deref().map(|node| paths::agent_log(job, node));
+        let of_coordinator = agent.store.as_ref().map(|store| paths::coordinator_log(store.as_ref()));
         for log in of_agent.into_iter().chain(of_coordinator) {
             for path in [crate::log::before(&log), log].into_iter().filter(|p| p.is_file()) {
                 let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -78,7 +80,7 @@ pub fn own(job: &str) -> Vec<(String, PathBuf)> {
     found.into_iter().collect()
 }
 
-fn first_cause(job: &str, agents: &[serde_json::Value]) -> Option<()> {
+fn first_cause(job: &str, agents: &[AgentFile]) -> Option<()> {
     let facts = event_log::read(Some(job)).into_iter().next()?;
     let all = facts.entries();
     let incident = incidents(&all).pop()?;
@@ -86,7 +88,7 @@ fn first_cause(job: &str, agents: &[serde_json::Value]) -> Option<()> {
     println!("inc-{}, generation {}, at {}", incident.number, incident.generation, when(incident.opened));
     let failure = incident.blamed.as_ref().map_or(incident.failure.as_ref(), |b| b.failure.as_ref())?;
     let node = &incident.at_fault().0;
-    let roots = roots(agents.iter().find(|a| a["node"].as_str() == Some(node))?);
+    let roots = roots(agents.iter().find(|a| a.node.as_ref() == Some(node))?);
     let restarts = all.iter().rev().find_map(|e| match &e.fact {
         Fact::GenerationStarted { generation, restarts, .. } if generation.0 == incident.generation => Some(*restarts),
         _ => None,
@@ -142,7 +144,7 @@ pub fn run(o: &LogsOptions) -> Result<i32, Failure> {
                     for line in text.lines() {
                         println!(
                             "[node {} {attempt} local rank {local} {}] {line}",
-                            agent["node"].as_str().unwrap_or("?"),
+                            agent.node.as_deref().unwrap_or("?"),
                             stream.trim_end_matches(".log")
                         );
                     }

@@ -1,6 +1,7 @@
 //! `everstep status`: the state of all jobs of this user.
 
 use super::{Failure, event_log, print_json, runtime};
+use crate::agent::agent_file::AgentFile;
 use crate::coordinator::EndpointFile;
 use crate::{lock, paths};
 use clap::Args;
@@ -74,12 +75,12 @@ fn remote(only: Option<&str>, shown: &[RunningJob]) -> Vec<Remote> {
     let hidden = names.into_iter().filter(|name| shown.iter().all(|job| job.status.job.0 != *name));
     let found = hidden.filter_map(|job| {
         let directory = Directory::existing(&paths::job(&job), Root::Named).ok()?;
-        let runs = |agent: &serde_json::Value| {
-            agent["node"].as_str().is_some_and(|node| !lock::is_free(&directory, &format!("node-{node}.lock")))
+        let runs = |agent: &AgentFile| {
+            agent.node.as_ref().is_some_and(|node| !lock::is_free(&directory, &format!("node-{node}.lock")))
         };
         let agent = event_log::agents(&job).into_iter().find(runs)?;
         // Port 0 stands for a coordinator that this agent starts itself.
-        let (host, port) = agent["endpoint"].as_str()?.rsplit_once(':')?;
+        let (host, port) = agent.endpoint.as_ref()?.rsplit_once(':')?;
         Some(Remote { job, host: (port != "0").then(|| host.to_owned()) })
     });
     found.collect()
@@ -191,7 +192,8 @@ pub fn run(o: &StatusOptions) -> Result<i32, Failure> {
             jobs.iter().for_each(show);
         }
         if !o.watch {
-            return Ok(if jobs.is_empty() && o.job.is_some() { 69 } else { 0 });
+            let missing = jobs.is_empty() && o.job.is_some();
+            return Ok(if missing { ExitCode::Unavailable } else { ExitCode::Done }.number());
         }
         std::thread::sleep(Duration::from_secs(1));
     }

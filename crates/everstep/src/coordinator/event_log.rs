@@ -140,13 +140,15 @@ impl Driver {
     /// Writes waiting events, and notifies users through the agents of what became of them.
     pub(super) fn keep_events(&mut self) {
         self.events.flush();
-        if let Some(what) = self.events.news() {
-            self.notify_users(&what);
+        match self.events.news() {
+            Some(what) if self.events.late => self.warn_users(&what),
+            Some(what) => self.notify_users(&what),
+            None => {}
         }
         if self.events.looked.elapsed() >= LOOK
             && let Some(what) = self.events.removal()
         {
-            self.notify_users(&what);
+            self.warn_users(&what);
         }
     }
 
@@ -161,7 +163,7 @@ impl Driver {
         match serde_json::to_string(&line) {
             // Written at once, so that a concurrent reader sees whole lines.
             Ok(text) => self.events.write(text),
-            Err(e) => crate::say!("an event cannot be written as JSON: {e}"),
+            Err(e) => crate::say_warning!("an event cannot be written as JSON: {e}"),
         }
         self.dispatcher.add(line);
     }
@@ -174,6 +176,16 @@ impl Driver {
     /// Notifies users: on standard error, and through the agents, whose output they see.
     pub(super) fn notify_users(&mut self, what: &str) {
         crate::say!("{what}");
+        self.notify_agents(what);
+    }
+
+    /// As [`Self::notify_users`], of a failure.
+    pub(super) fn warn_users(&mut self, what: &str) {
+        crate::say_warning!("{what}");
+        self.notify_agents(what);
+    }
+
+    fn notify_agents(&mut self, what: &str) {
         let all: Vec<Session> = self.peers.keys().copied().collect();
         all.into_iter().for_each(|session| self.send(session, Order::Notice { what: what.to_owned() }));
     }

@@ -1,5 +1,6 @@
 //! Converts rows of samples, in any order, to series of one sample per second.
 
+use everstep_core::median::median;
 use everstep_detector::catalogue::by_name;
 use everstep_detector::{Metric, Series, group_numbers};
 use serde::Deserialize;
@@ -157,9 +158,8 @@ fn described_as(names: &[String], described: &Described, warnings: &mut Vec<Stri
 
 /// Returns the usual time between a machine's samples, in seconds.
 fn interval(times: &BTreeMap<String, BTreeSet<i64>>) -> i64 {
-    let mut apart: Vec<i64> = times.values().flat_map(|t| t.iter().zip(t.iter().skip(1)).map(|(a, b)| b - a)).collect();
-    apart.sort_unstable();
-    apart.get(apart.len() / 2).copied().unwrap_or(1).max(1)
+    let apart = times.values().flat_map(|t| t.iter().zip(t.iter().skip(1)).map(|(a, b)| b - a));
+    median(apart).unwrap_or(1).max(1)
 }
 
 fn episode(name: String, of: Building, metrics: &[Metric], warnings: &mut Vec<String>) -> Result<Episode, String> {

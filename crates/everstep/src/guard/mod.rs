@@ -12,7 +12,8 @@ pub mod protocol;
 mod tree;
 mod warm;
 
-use crate::guard::protocol::{Event, Launch, Request};
+use crate::guard::protocol::{Event, Launch, LocalWorker, ProcessExit, Request, WorkerEvent};
+use everstep_core::id::Generation;
 use everstep_core::message::Outcome;
 use everstep_wire::frame;
 use everstep_wire::limits::LAUNCH_FRAME_BYTES_MAX;
@@ -35,8 +36,7 @@ const DRAIN: Duration = Duration::from_secs(1);
 const LAST_WORDS: Duration = Duration::from_millis(60);
 
 struct Worker {
-    generation: u64,
-    local_rank: u32,
+    of: LocalWorker,
     pidfd: OwnedFd,
     pumps: Vec<Pump>,
     /// It was sent a signal.
@@ -44,7 +44,7 @@ struct Worker {
 }
 
 struct Ending {
-    generation: u64,
+    generation: Generation,
     kill_at: Instant,
 }
 
@@ -142,7 +142,7 @@ impl Guard {
                 Ok(None) => return,
                 Err(e) => {
                     // Nothing after it can be decoded: end the workers, as if the agent were gone.
-                    crate::say!("the guard cannot read what its agent asks for: {e}");
+                    crate::say_warning!("the guard cannot read what its agent asks for: {e}");
                     self.agent_gone = true;
                     return;
                 }
@@ -217,16 +217,17 @@ impl Guard {
     }
 
     fn launch(&mut self, launch: Launch) {
-        let (generation, local_rank) = (launch.generation, launch.local_rank);
-        crate::log::set("generation", generation);
+        let worker = launch.worker;
+        crate::log::set("generation", worker.generation.0);
         let started = self.launch_warm(&launch).map_or_else(|| spawn(&launch, self.input.as_fd()), Ok);
-        match started {
+        let what = match started {
             Ok((pid, pidfd, pumps)) => {
-                self.workers.insert(pid, Worker { generation, local_rank, pidfd, pumps, asked: false });
-                self.send_event(&Event::Launched { generation, local_rank, pid });
+                self.workers.insert(pid, Worker { of: worker, pidfd, pumps, asked: false });
+                WorkerEvent::Launched { pid }
             }
-            Err(why) => self.send_event(&Event::NotLaunched { generation, local_rank, why }),
-        }
+            Err(why) => WorkerEvent::NotLaunched { why },
+        };
+        self.send_event(&Event::Worker { worker, what });
     }
 
     /// Collects all children that have exited: workers, and orphans that the guard has adopted.
@@ -244,14 +245,9 @@ impl Guard {
                 std::thread::sleep(Duration::from_millis(2));
             }
             let last_lines = worker.pumps.iter().map(Pump::last_lines).next_back().unwrap_or_default();
-            self.send_event(&Event::Exited {
-                generation: worker.generation,
-                local_rank: worker.local_rank,
-                pid: pid.as_raw_nonzero().get() as u32,
-                outcome,
-                asked: worker.asked,
-                last_lines,
-            });
+            let pid = pid.as_raw_nonzero().get() as u32;
+            let exit = ProcessExit { pid, outcome, asked: worker.asked, last_lines };
+            self.send_event(&Event::Worker { worker: worker.of, what: WorkerEvent::Exited(exit) });
             self.draining.retain(|p| !p.finished());
             self.draining.extend(worker.pumps);
         }

@@ -73,7 +73,7 @@ impl Sink {
     fn give_up_file(&mut self, why: &io::Error) {
         self.file = None;
         let path = self.output.file.0.display();
-        tracing::warn!("cannot write {path}: {why}; from here on, this output is on the console only");
+        crate::say_warning!("cannot write {path}: {why}; from here on, this output is on the console only");
         if !self.output.console {
             self.output.console = true;
             // Without the prefix, it would not be clear whose output it is.
@@ -86,7 +86,7 @@ impl Sink {
         self.filtered = None;
         if let Some(path) = &self.output.filtered {
             let path = path.0.display();
-            tracing::warn!("cannot write {path}: {why}; from here on, its lines are on the console only");
+            crate::say_warning!("cannot write {path}: {why}; from here on, its lines are on the console only");
         }
     }
 

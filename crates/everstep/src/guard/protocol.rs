@@ -1,16 +1,24 @@
 //! Messages between an agent and its guard, as frames on a socket pair.
 
+use everstep_core::id::Generation;
 use everstep_core::message::Outcome;
 use everstep_wire::raw::Raw;
 use serde::{Deserialize, Serialize};
 
+/// Identifies a worker on this node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LocalWorker {
+    /// Generation of the worker.
+    pub generation: Generation,
+    /// Rank of the worker on this node.
+    pub local_rank: u32,
+}
+
 /// One worker to start.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Launch {
-    /// Generation of the worker.
-    pub generation: u64,
-    /// Rank of the worker on this node.
-    pub local_rank: u32,
+    /// The worker.
+    pub worker: LocalWorker,
     /// Program and arguments.
     pub argv: Vec<Raw>,
     /// How a warm process can run the same, or `None` if only a new process can.
@@ -79,7 +87,7 @@ pub enum Request {
     /// Send TERM now and KILL after the grace period, until nothing is left.
     End {
         /// Returned in the answer.
-        generation: u64,
+        generation: Generation,
         /// Grace period in milliseconds; 0 for KILL at once.
         grace_ms: u64,
     },
@@ -88,38 +96,12 @@ pub enum Request {
 /// An event from the guard.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Event {
-    /// A worker was started.
-    Launched {
-        /// Generation of the worker.
-        generation: u64,
-        /// Rank of the worker on this node.
-        local_rank: u32,
-        /// Process id.
-        pid: u32,
-    },
-    /// A worker could not be started.
-    NotLaunched {
-        /// Generation of the worker.
-        generation: u64,
-        /// Rank of the worker on this node.
-        local_rank: u32,
-        /// A sentence for the user.
-        why: String,
-    },
-    /// A worker exited.
-    Exited {
-        /// Generation of the worker.
-        generation: u64,
-        /// Rank of the worker on this node.
-        local_rank: u32,
-        /// Process id.
-        pid: u32,
-        /// Exit code or signal.
-        outcome: Outcome,
-        /// The guard had sent it a signal.
-        asked: bool,
-        /// End of its standard error.
-        last_lines: String,
+    /// A worker was started or exited.
+    Worker {
+        /// The worker.
+        worker: LocalWorker,
+        /// What happened to it.
+        what: WorkerEvent,
     },
     /// A warm process is ready, or cannot be had.
     Warmed {
@@ -129,6 +111,36 @@ pub enum Event {
     /// Everything that was to be ended is gone.
     Gone {
         /// As in the request.
-        generation: u64,
+        generation: Generation,
     },
+}
+
+/// What happened to a worker.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum WorkerEvent {
+    /// It was started.
+    Launched {
+        /// Process id.
+        pid: u32,
+    },
+    /// It could not be started.
+    NotLaunched {
+        /// A sentence for the user.
+        why: String,
+    },
+    /// It exited.
+    Exited(ProcessExit),
+}
+
+/// How the process of a worker exited.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ProcessExit {
+    /// Process id.
+    pub pid: u32,
+    /// Exit code or signal.
+    pub outcome: Outcome,
+    /// The guard had sent it a signal.
+    pub asked: bool,
+    /// End of its standard error.
+    pub last_lines: String,
 }

@@ -4,7 +4,10 @@
 //! If it does not answer in time, it is killed, and workers are started as new processes.
 
 use super::protocol::{Launch, Template};
+use everstep_wire::raw::Raw;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use std::io::{self, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,6 +20,29 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Longest answer.
 const ANSWER_BYTES_MAX: usize = 4096;
+
+/// A worker to fork.
+#[derive(Serialize)]
+struct ForkRequest<'a> {
+    argv: &'a [Raw],
+    cpus: &'a [u32],
+    env: &'a [(Raw, Raw)],
+    module: bool,
+}
+
+/// The first message, after the imports.
+#[derive(Deserialize)]
+struct FirstMessage {
+    /// Why the process cannot be used; `None` if it can.
+    why_not: Option<String>,
+}
+
+/// The answer to a [`ForkRequest`].
+#[derive(Deserialize)]
+struct ForkAnswer {
+    /// Process id of the worker; `None` if there is none.
+    pid: Option<u64>,
+}
 
 /// The warm process.
 pub struct Warmed {
@@ -87,7 +113,7 @@ impl Warmed {
         self.socket.as_fd()
     }
 
-    fn answer(&mut self) -> Result<serde_json::Value, WarmError> {
+    fn answer<T: DeserializeOwned>(&mut self) -> Result<T, WarmError> {
         let mut length = [0u8; 4];
         self.socket.read_exact(&mut length)?;
         let length = u32::from_le_bytes(length) as usize;
@@ -104,22 +130,21 @@ impl Warmed {
     /// # Errors
     /// Returns why the process cannot be used.
     pub fn read_first_message(&mut self) -> Result<(), WarmError> {
-        let word = self.answer().map_err(|_| WarmError::NoTorch)?;
-        match word["why_not"].as_str() {
+        let FirstMessage { why_not } = self.answer().map_err(|_| WarmError::NoTorch)?;
+        match why_not {
             None => {
                 self.ready = true;
                 Ok(())
             }
-            Some(why) => Err(WarmError::Unfit(why.to_owned())),
+            Some(why) => Err(WarmError::Unfit(why)),
         }
     }
 
     /// Forks a worker with these standard streams. Returns its process id.
     pub fn fork(&mut self, launch: &Launch, streams: [BorrowedFd<'_>; 3]) -> Result<u32, WarmError> {
         let warm = launch.warm.as_ref().ok_or(WarmError::OtherLaunch)?;
-        let request =
-            serde_json::json!({"module": warm.module, "argv": warm.argv, "env": launch.env, "cpus": launch.cpus});
-        let body = request.to_string().into_bytes();
+        let request = ForkRequest { argv: &warm.argv, cpus: &launch.cpus, env: &launch.env, module: warm.module };
+        let body = serde_json::to_vec(&request)?;
         let length = u32::try_from(body.len())?.to_le_bytes();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -127,7 +152,7 @@ impl Warmed {
         sendmsg(&self.socket, &[IoSlice::new(&length)], &mut ancillary, SendFlags::NOSIGNAL)
             .map_err(io::Error::from)?;
         self.socket.write_all(&body)?;
-        let pid = self.answer()?["pid"].as_u64().ok_or(WarmError::NoProcess)?;
+        let pid = self.answer::<ForkAnswer>()?.pid.ok_or(WarmError::NoProcess)?;
         Ok(u32::try_from(pid)?)
     }
 }

@@ -1,9 +1,9 @@
 //! everstep's own messages: lines for people, and a record for whoever looks for a defect.
 //!
-//! [`say!`](crate::say!) writes a line for people. The macros of `tracing` at the levels debug and
-//! trace describe what the drivers do. Both go to standard error if `EVERSTEP_LOG` selects them (by
-//! default, only the lines for people), and to the log file of the agent or coordinator that this
-//! process is. Workers' output is never changed.
+//! [`say!`](crate::say!) and [`say_warning!`](crate::say_warning!) write a line for people. The
+//! macros of `tracing` at the levels debug and trace describe what the drivers do. Both go to
+//! standard error if `EVERSTEP_LOG` selects them (by default, only the lines for people), and to the
+//! log file of the agent or coordinator that this process is. Workers' output is never changed.
 
 pub mod exchange;
 mod file;
@@ -15,6 +15,7 @@ use file::Rotating;
 pub use file::before;
 use lines::{Format, Lines, Output};
 pub use queue::flush;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -106,21 +107,28 @@ pub fn set(field: &str, value: impl Into<Value>) {
     PROCESS.lock().unwrap_or_else(PoisonError::into_inner).insert(field.to_owned(), value.into());
 }
 
+/// How a process writes messages, for one that it starts.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+struct HandOver {
+    fields: BTreeMap<String, Value>,
+    /// Standard error gets lines of JSON.
+    json: bool,
+}
+
 /// Returns the format and the fields of this process, for [`take_over`].
 pub fn hand_on() -> String {
-    serde_json::json!({"json": matches!(FORMAT.get(), Some(Format::Json)), "fields": process()}).to_string()
+    let all = HandOver { fields: process(), json: matches!(FORMAT.get(), Some(Format::Json)) };
+    serde_json::to_string(&all).unwrap_or_default()
 }
 
 /// Writes messages like the process that started this one.
 pub fn take_over(from: &str) {
-    let from: Value = serde_json::from_str(from).unwrap_or_default();
-    if from["json"] == true {
+    let HandOver { fields, json } = serde_json::from_str(from).unwrap_or_default();
+    if json {
         in_json();
     }
-    if let Some(fields) = from["fields"].as_object() {
-        let mut process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
-        process.extend(fields.iter().map(|(name, value)| (name.clone(), value.clone())));
-    }
+    PROCESS.lock().unwrap_or_else(PoisonError::into_inner).extend(fields);
 }
 
 /// Returns the fields that [`set`] has added.
@@ -151,4 +159,11 @@ fn to_file(line: &str) {
 #[macro_export]
 macro_rules! say {
     ($($what:tt)*) => { ::tracing::info!($($what)*) };
+}
+
+/// Like [`say!`](crate::say!), for a line that reports a failure. People see no difference; in
+/// JSON, and to `EVERSTEP_LOG`, its level is warn.
+#[macro_export]
+macro_rules! say_warning {
+    ($($what:tt)*) => { ::tracing::warn!($($what)*) };
 }

@@ -41,7 +41,7 @@ fn drain(from: &Receiver<Item>) {
             // There is room again, also for this.
             let lost = LOST.swap(0, Ordering::Relaxed);
             if lost > 0 {
-                tracing::warn!("{lost} of everstep's log lines were dropped, because its output was blocked");
+                crate::say_warning!("{lost} of everstep's log lines were dropped, because its output was blocked");
             }
             from.recv().ok()
         });

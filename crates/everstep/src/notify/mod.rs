@@ -133,7 +133,7 @@ impl Sender {
                      everstep notify FILE; a change takes effect when the coordinator restarts"
                 ));
             };
-            crate::say!("cannot notify {route} of inc-{incident} of job {job}: {why}; trying again");
+            crate::say_warning!("cannot notify {route} of inc-{incident} of job {job}: {why}; trying again");
             tokio::time::sleep(pause).await;
         }
         Ok(())

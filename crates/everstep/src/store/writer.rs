@@ -56,4 +56,9 @@ impl Writer {
     pub fn news(&mut self) -> Option<String> {
         self.news.take()
     }
+
+    /// Returns whether the latest write failed.
+    pub fn failing(&self) -> bool {
+        self.failing
+    }
 }

@@ -127,7 +127,7 @@ async fn accept(listener: TcpListener, gate: Arc<Mutex<Gate>>, control: Option<T
             Ok(accepted) => accepted,
             Err(e) => {
                 let (pause, line) = trouble.failed("for the process-group store", &e);
-                line.into_iter().for_each(|line| crate::say!("{line}"));
+                line.into_iter().for_each(|line| crate::say_warning!("{line}"));
                 tokio::time::sleep(pause).await;
                 continue;
             }
@@ -175,7 +175,7 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>, pass: Pass) {
     if let Err(e) = converse(reader, writer, shared, pass).await
         && e.kind() == io::ErrorKind::StorageFull
     {
-        crate::say!("{e}; closing the connection of the rank that needs more");
+        crate::say_warning!("{e}; closing the connection of the rank that needs more");
     }
 }
 

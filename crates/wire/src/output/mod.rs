@@ -22,8 +22,8 @@ pub use replay::{
     TraceFit, Tried,
 };
 pub use status::{
-    Approved, CoordinatorAddress, CoordinatorStatus, InjectAnswer, JobStatus, NodeStatus, Phase, RequestStatus,
-    RunningJob, Status,
+    Approval, Approved, CoordinatorAddress, CoordinatorStatus, InjectAnswer, JobStatus, NodeStatus, Phase,
+    RequestStatus, RunningJob, Status,
 };
 
 use everstep_core::history::LogLine;

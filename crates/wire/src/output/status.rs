@@ -165,6 +165,13 @@ pub struct InjectAnswer {
     pub why: Option<String>,
 }
 
+/// The body of `POST /v1/jobs/JOB/approve`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Approval {
+    /// Number of the request that is approved.
+    pub request: u64,
+}
+
 /// The answer to `everstep approve`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -83,7 +83,7 @@ impl Inventory {
             // If the object store is unreachable, the checkpoints in memory are still listed.
             Some(url) if is_url(&url) => {
                 if let Err(e) = self.directory(&url) {
-                    eprintln!("everstep: {}", e.why);
+                    crate::say_warning!("{}", e.why);
                 }
             }
             Some(directory) if directory.is_dir() => self.directory(&directory)?,

@@ -8,7 +8,7 @@ use crate::interpreter::{module, python};
 use everstep_checkpoint::arena::Slot;
 use everstep_checkpoint::erasure::parity_shard;
 use everstep_wire::output::CheckpointRow;
-use serde_json::{Value, json};
+use serde::Serialize;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -32,8 +32,20 @@ struct Asked {
     first: usize,
     /// Their indices: those of the good shards of one checkpoint, or of one slot.
     shards: Vec<usize>,
-    what: Value,
+    what: Question,
     slot: Option<PathBuf>,
+}
+
+/// What `python/everstep/verify.py` decodes. It tells the variants apart by their fields.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Question {
+    /// All shards of a checkpoint; its path in bytes.
+    Checkpoint { checkpoint: Option<Vec<u8>> },
+    /// Some of its shards.
+    Ranks { checkpoint: Option<Vec<u8>>, ranks: Vec<usize>, world_size: usize },
+    /// A shard in memory; its path in bytes.
+    Slot { rank: u64, slot: Vec<u8>, world_size: u64 },
 }
 
 /// A rank (`None` for all shards) and what is wrong with it; `None`: its values cannot be checked.
@@ -113,13 +125,13 @@ fn bytes(row: &CheckpointRow) -> Vec<(String, Option<String>)> {
 /// values depend on other shards, so that they are checked only if all of them are good.
 fn checkpoint(row: &CheckpointRow, first: usize, end: usize, good: impl Fn(usize) -> bool) -> Option<Asked> {
     let shards: Vec<usize> = (first..end).filter(|n| good(*n)).collect();
-    let path = row.paths.first().map(|p| p.0.as_bytes());
+    let checkpoint = row.paths.first().map(|p| p.0.as_bytes().to_vec());
     let what = match shards.len() {
         0 => return None,
-        n if n == end - first => json!({"checkpoint": path}),
+        n if n == end - first => Question::Checkpoint { checkpoint },
         _ => {
-            let ranks: Vec<usize> = shards.iter().map(|n| n - first).collect();
-            json!({"checkpoint": path, "ranks": ranks, "world_size": end - first})
+            let ranks = shards.iter().map(|n| n - first).collect();
+            Question::Ranks { checkpoint, ranks, world_size: end - first }
         }
     };
     Some(Asked { first, shards, what, slot: None })
@@ -127,7 +139,8 @@ fn checkpoint(row: &CheckpointRow, first: usize, end: usize, good: impl Fn(usize
 
 fn slot(number: usize, path: &Path) -> Option<Asked> {
     let label = Slot::open(path).ok()?.label()?;
-    let what = json!({"slot": path.as_os_str().as_bytes(), "rank": label.rank, "world_size": label.world_size});
+    let slot = path.as_os_str().as_bytes().to_vec();
+    let what = Question::Slot { rank: label.rank, slot, world_size: label.world_size };
     Some(Asked { first: number, shards: vec![number], what, slot: Some(path.into()) })
 }
 

@@ -75,7 +75,7 @@ fn check_reachable(o: &RunOptions, option: &str, host: &str, port: u16) -> Resul
     if o.token_file.is_none() {
         return Err(Failure::config("--insecure needs --token-file, the same token in a 0600 file on all nodes"));
     }
-    eprintln!("everstep: INSECURE: the control plane on {host}:{port} is not encrypted");
+    crate::say_warning!("INSECURE: the control plane on {host}:{port} is not encrypted");
     Ok(())
 }
 

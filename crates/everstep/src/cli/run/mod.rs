@@ -12,6 +12,7 @@ pub use spelling::uniform;
 
 use super::{Failure, classify, plan, runtime};
 use crate::agent::End;
+use crate::agent::agent_file::AgentFile;
 use crate::agent::connection::Target;
 use crate::agent::file_timer;
 use crate::agent::launch::{Template, Torchrun};
@@ -181,8 +182,18 @@ fn start(o: &RunOptions) -> Result<i32, Failure> {
     let (memory, _in_use) = node::open_memory(&meet.job, &node)?;
     // Other commands may run in other directories.
     let whole = |path: &Path| Raw::from(std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()));
-    let about = serde_json::json!({"job": meet.job, "node": node, "pid": std::process::id(), "logs": whole(&streams.logs), "kept": whole(&streams.kept), "store": whole(&meet.store), "endpoint": meet.endpoint, "memory": Raw::from(&memory), "token_file": o.token_file.as_deref().map(whole)});
-    let _ = paths::write_whole(&paths::job(&meet.job).join(format!("node-{node}.json")), about.to_string().as_bytes());
+    let about = AgentFile {
+        endpoint: Some(meet.endpoint.clone()),
+        job: Some(meet.job.clone()),
+        kept: Some(whole(&streams.kept)),
+        logs: Some(whole(&streams.logs)),
+        memory: Some(Raw::from(&memory)),
+        node: Some(node.clone()),
+        pid: Some(std::process::id()),
+        store: Some(whole(&meet.store)),
+        token_file: o.token_file.as_deref().map(whole),
+    };
+    let _ = about.write(&AgentFile::path(&meet.job, &node));
     crate::log::keep_in(&paths::agent_log(&meet.job, &node));
     let logs = streams.logs.clone();
     let template = template(o, &meet, &node, program, streams, memory);
@@ -310,7 +321,7 @@ fn copy_error(from: &Path, code: i32) {
         error["message"]["errorCode"] = code.into();
     }
     if let Err(e) = std::fs::write(&to, error.to_string()) {
-        crate::say!("cannot write {}: {e}", to.display());
+        crate::say_warning!("cannot write {}: {e}", to.display());
     }
 }
 
