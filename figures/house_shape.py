@@ -1,4 +1,4 @@
-"""The tree keeps its shape: short files and functions, few public fields, small import circles.
+"""The tree keeps its shape: short files and functions, few public fields, small import circles, errors with types.
 
 The product's binary contains none of the test machinery.
 """
@@ -17,6 +17,8 @@ from harness.cluster import ROOT
 FILE_LINES, FUNCTION_LINES, PUBLIC_FIELDS, CIRCLE = 500, 80, 15, 4
 #: Crates that exist for development only.
 DEVELOPMENT = ("everstep-sim", "everstep-fleet")
+#: Where errors become texts for users.
+CLI = Path("crates/everstep/src/cli")
 
 
 #: A guard that is counted before it reads in place, as in
@@ -64,6 +66,13 @@ def _wide_types(root: Path) -> list[str]:
     return [f"{f.path.relative_to(root)}: {f.name}, {f.size}" for f in found if f.size > PUBLIC_FIELDS]
 
 
+def _text_errors(root: Path) -> list[str]:
+    sources = [c / "src" for c in [*sorted((root / "crates").iterdir()), root / "python"]]
+    rust = (p for p in structure.files(root, ".rs") if any(p.is_relative_to(s) for s in sources))
+    found = (f for p in rust if not p.is_relative_to(root / CLI) for f in structure.text_errors(p))
+    return [f"{f.path.relative_to(root)}: {f.name}" for f in found]
+
+
 def _unsound(root: Path) -> list[str]:
     found = (f for p in structure.files(root, ".rs") for f in structure.unsound(p))
     return [f"{f.path.relative_to(root)}: {f.name}" for f in found]
@@ -93,6 +102,7 @@ def _planted(root: Path) -> None:
     fields = "".join(f"    pub field_{n}: u8,\n" for n in range(PUBLIC_FIELDS + 1))
     body = "    let _ = 1;\n" * FUNCTION_LINES
     text = "".join(f"mod {name};\n" for name in names) + f"pub struct Wide {{\n{fields}}}\nfn long() {{\n{body}}}\n"
+    text += "pub(crate) fn open() -> Option<Result<u8, String>> {\n    None\n}\n"
     memory = (
         "pub unsafe trait Memory {\n    fn bytes(&self) -> Option<&[u8]>;\n    unsafe fn slice(&self) -> &[u8];\n}\n"
     )
@@ -115,6 +125,10 @@ def measure(soak: bool) -> Iterator[Bound]:
         "types": (
             _wide_types,
             f"types with more than {PUBLIC_FIELDS} public fields, command-line options and rows of schemas left out",
+        ),
+        "errors": (
+            _text_errors,
+            "public functions whose error is a String, outside the command line, tests, examples and fuzz targets",
         ),
         "unsound": (_unsound, "safe functions that share or change memory that others read in place"),
         "circles": (_circles, f"import circles of more than {CIRCLE} files"),

@@ -104,6 +104,23 @@ def public_fields(path: Path) -> list[Finding]:
     return found
 
 
+def text_errors(path: Path) -> list[Finding]:
+    """Returns the public functions of a Rust file that return ``Result<_, String>``, also within another type.
+
+    ``pub(crate)`` and ``pub(super)`` count as public.
+    """
+    found = []
+    for node in (n for n in _walk(rust_tree(path)) if n.type == "function_item"):
+        if not any(c.type == "visibility_modifier" for c in node.children):
+            continue
+        generic = (n for n in _within(node.child_by_field_name("return_type")) if n.type == "generic_type")
+        results = (n for n in generic if _text(n.child_by_field_name("type")).split("::")[-1] == "Result")
+        arguments = [n.child_by_field_name("type_arguments") for n in results]
+        if any(a is not None and [_text(c) for c in a.named_children[1:]] == ["String"] for a in arguments):
+            found.append(Finding(path, _text(node.child_by_field_name("name")), 1))
+    return found
+
+
 def unsound(path: Path) -> list[Finding]:
     """Returns the safe functions of a Rust file through which safe code could share or change what
     others read in place.

@@ -4,7 +4,7 @@ use everstep_core::id::{Epoch, Incarnation, NodeId};
 use everstep_core::message::Order;
 use everstep_wire::envelope::{ToAgent, ToCoordinator};
 use everstep_wire::output::CoordinatorStatus;
-use everstep_wire::server::Inbound;
+use everstep_wire::server::{ApproveError, Inbound, InjectError};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
 /// The token of its requests. It is short, so that mutations keep it.
@@ -26,13 +26,13 @@ pub async fn answer(mut inbox: UnboundedReceiver<Inbound>) -> usize {
             Inbound::Metrics(done) => drop(done.send("# EOF\n".into())),
             Inbound::Stop { job, done } | Inbound::Stacks { job, done } => drop(done.send(job == JOB)),
             Inbound::Approve { job, request, done } => {
-                let answer = if job == JOB { Ok(format!("request {request}")) } else { Err(format!("no job {job}")) };
-                let _ = done.send(answer);
+                let known = job == JOB;
+                let _ = done.send(known.then(|| format!("request {request}")).ok_or(ApproveError::UnknownJob { job }));
             }
             Inbound::Inject { job, injection, done } => {
-                let answer =
-                    if job == JOB { Ok(NodeId(format!("{injection:?}"))) } else { Err(format!("no job {job}")) };
-                let _ = done.send(answer);
+                let known = job == JOB;
+                let node = known.then(|| NodeId(format!("{injection:?}")));
+                let _ = done.send(node.ok_or(InjectError::UnknownJob { job }));
             }
         }
     }

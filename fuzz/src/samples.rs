@@ -1,6 +1,6 @@
 //! What must hold of tables of samples, whatever format they were read from.
 
-use everstep::detect::table::{Described, Row, series};
+use everstep::detect::table::{Described, Row, TableError, series};
 use std::collections::BTreeSet;
 
 /// Most samples that a table may become here. The product allows 4 GiB of them, because a user's
@@ -11,8 +11,8 @@ const SAMPLES_MAX: i128 = 4 << 20;
 ///
 /// # Panics
 /// If the series do not fit the table.
-pub fn check(rows: impl Iterator<Item = Result<Row, String>>) {
-    let Ok(rows) = rows.collect::<Result<Vec<Row>, String>>() else { return };
+pub fn check(rows: impl Iterator<Item = Result<Row, TableError>>) {
+    let Ok(rows) = rows.collect::<Result<Vec<Row>, _>>() else { return };
     if samples(&rows) > SAMPLES_MAX {
         return;
     }

@@ -6,7 +6,7 @@ mod scene;
 
 use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::event::Event;
-use everstep_core::coordinator::request::{Remedy, Request, Stage};
+use everstep_core::coordinator::request::{NotProvisioned, Remedy, Request, Stage};
 use everstep_core::id::{Epoch, JobId, Session};
 use everstep_core::message::{CrewReport, Order, Outcome, Report};
 use everstep_core::spec::{JobSpec, Policy, RestartBudget};
@@ -34,7 +34,7 @@ fn is_lost(scene: &mut Scene, node: u64) {
     scene.stopped(0..2);
 }
 
-fn answers(scene: &mut Scene, id: u64, result: Result<(), String>) {
+fn answers(scene: &mut Scene, id: u64, result: Result<(), NotProvisioned>) {
     scene.event(Event::Provisioned { job: JobId("j".into()), id, result });
 }
 
@@ -68,7 +68,7 @@ fn one_that_is_missed_is_asked_for_until_somebody_takes_it_and_is_there_when_it_
     );
     scene.passes(60_000);
     assert_eq!(scene.provisions.len(), 1, "it is under way");
-    answers(&mut scene, 1, Err("no machine is free".into()));
+    answers(&mut scene, 1, Err(NotProvisioned("no machine is free".into())));
     scene.passes(4000);
     assert_eq!(scene.provisions.len(), 1);
     scene.passes(2000);
@@ -89,7 +89,7 @@ fn what_cannot_be_done_is_said_after_some_tries() {
     for tries in 1..=5 {
         scene.passes(90_000);
         assert_eq!(scene.provisions.len(), tries);
-        answers(&mut scene, 1, Err("quota".into()));
+        answers(&mut scene, 1, Err(NotProvisioned("quota".into())));
     }
     assert_eq!(stages(&scene), [Stage::Failed { why: "quota".into() }]);
     assert!(scene.sent.iter().any(|o| matches!(o, Order::Notice { what } if what.contains("quota"))));
@@ -110,7 +110,7 @@ fn a_bad_machine_waits_for_a_yes() {
     assert!(scene.provisions.is_empty());
     scene.event(Event::Approved { job: JobId("j".into()), id: 1 });
     assert_eq!(scene.provisions.len(), 1);
-    assert!(scene.job().may_approve(1).unwrap_err().contains("already been decided"));
+    assert!(scene.job().may_approve(1).unwrap_err().to_string().contains("already been decided"));
     answers(&mut scene, 1, Ok(()));
     assert_eq!(stages(&scene).first(), Some(&Stage::Done));
 }

@@ -20,6 +20,7 @@ use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::{Command, Fact, Precondition};
 use everstep_core::coordinator::event::{Event, StoreFailure, Version};
 use everstep_core::coordinator::finding::Finding;
+use everstep_core::coordinator::request::NotProvisioned;
 use everstep_core::exit_code::ExitCode;
 use everstep_core::id::{Epoch, Generation, JobId, PersistId, Session};
 use everstep_core::idle_exit::{IdleExit, Needs};
@@ -76,7 +77,7 @@ enum Input {
         what: String,
         failing: bool,
     },
-    Provisioned(JobId, u64, Result<(), String>),
+    Provisioned(JobId, u64, Result<(), NotProvisioned>),
     /// A detector's finding in this generation of a job.
     Unlike(JobId, Generation, Finding),
 }
@@ -151,7 +152,8 @@ pub async fn run(setup: Setup<'_>) -> Result<(), StartError> {
     let Setup { place, port, directory, token_file, routes, provisioner, known, detector } = setup;
     crate::signals::outlive();
     let fail = |why: String| StartError { code: ExitCode::Refused.number(), why };
-    let Some(_lock) = exclusive::alone(directory).await.map_err(fail)? else { return Ok(()) };
+    let lock = exclusive::alone(directory).await.map_err(|e| fail(e.to_string()))?;
+    let Some(_lock) = lock else { return Ok(()) };
     let token = match token_file {
         Some(path) => Token::read(path),
         None => Token::at(&directory.join("token")),
@@ -162,10 +164,10 @@ pub async fn run(setup: Setup<'_>) -> Result<(), StartError> {
         .await
         .map_err(|e| fail(format!("cannot listen on port {port}: {e}; use another port in --rdzv-endpoint")))?;
     let endpoint = listener.local_addr().map_err(|e| fail(format!("cannot listen on port {port}: {e}")))?.to_string();
-    let store = RedbStore::open(&directory.join("store.redb")).map_err(fail)?;
+    let store = RedbStore::open(&directory.join("store.redb")).map_err(|e| fail(e.to_string()))?;
     let epoch = take_epoch(&store).map_err(|why| fail(format!("{why} (in {})", directory.display())))?;
     crate::log::set("epoch", epoch.0);
-    let records = load(&store).map_err(fail)?;
+    let records = load(&store).map_err(|e| fail(e.to_string()))?;
     let events = EventLog::open(&events_file(directory))
         .map_err(|e| fail(format!("cannot write {}: {e}", events_file(directory).display())))?;
     let token_file = token_file.map_or_else(|| directory.join("token"), Path::to_path_buf);

@@ -63,7 +63,7 @@ fn loss(points: &[Point], on: &Hardware) -> f64 {
 
 fn main() -> Result<(), String> {
     let name = std::env::args().nth(1).unwrap_or_default();
-    let mut on = Hardware::named(&name)?;
+    let mut on = Hardware::named(&name).map_err(|e| e.to_string())?;
     let points: Vec<Point> =
         Point::published().into_iter().filter(|p| p.hardware == name && p.split == Split::Fit).collect();
     on.fitted = expected(&on);

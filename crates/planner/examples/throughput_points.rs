@@ -6,7 +6,7 @@ use serde_json::json;
 
 fn main() -> Result<(), String> {
     for p in Point::published() {
-        let on = Hardware::named(&p.hardware)?;
+        let on = Hardware::named(&p.hardware).map_err(|e| e.to_string())?;
         let computed = p.model.operations(Recompute::Nothing) / iteration(&p.model, &p.layout, &on).total();
         let needs = memory(&p.model, &p.layout, &on);
         let split = match p.split {

@@ -1,7 +1,10 @@
 //! The description of a cluster and its jobs (TOML), with errors that explain what is wrong in a
 //! sentence.
 
+mod error;
 mod small;
+
+pub use error::{EventError, JobError, PlanFile, PlanFileError, Quantity, QuantityError};
 
 use super::assign::Unit;
 use super::problem::{Job, Mode, Move, Problem, Rates};
@@ -86,29 +89,29 @@ fn split(text: &str) -> Option<(f64, &str)> {
 /// Parses a time: `90s`, `5min`, `3h`, `260d`.
 ///
 /// # Errors
-/// Returns a sentence that names `what`.
-pub fn time(what: &str, text: &str) -> Result<Duration, String> {
-    let (number, unit) = split(text).ok_or_else(|| {
-        format!("{what} = \"{text}\" is not a length of time; write, for example, 90s, 5min, 3h or 260d")
-    })?;
+/// Fails if `text` is not a time, has no known unit, or is too long. The error names `what`.
+pub fn time(what: &str, text: &str) -> Result<Duration, QuantityError> {
+    let of = || Quantity { what: what.to_owned(), text: text.to_owned() };
+    let (number, unit) = split(text).ok_or_else(|| QuantityError::NotTime(of()))?;
     let seconds = match unit {
         "ms" => 0.001,
         "s" => 1.0,
         "min" => 60.0,
         "h" => 3600.0,
         "d" => 86_400.0,
-        "" => return Err(format!("{what} = \"{text}\" has no unit: write, for example, {text}s or {text}h")),
-        _ => return Err(format!("{what} = \"{text}\": there is no unit {unit}; there are ms, s, min, h and d")),
+        "" => return Err(QuantityError::TimeWithoutUnit(of())),
+        _ => return Err(QuantityError::UnknownTimeUnit(of(), unit.to_owned())),
     };
     Some(number * seconds)
         .filter(|s| *s <= LONGEST)
         .and_then(|s| Duration::try_from_secs_f64(s).ok())
-        .ok_or_else(|| format!("{what} = \"{text}\" is too long; the longest time is 365000d"))
+        .ok_or_else(|| QuantityError::TooLong(of()))
 }
 
 /// Parses a speed such as `312 TFLOP/s`, and returns it in FLOP/s.
-fn speed(what: &str, text: &str) -> Result<f64, String> {
-    let wrong = || format!("{what} = \"{text}\" is not a speed: write, for example, 312 TFLOP/s");
+fn speed(what: &str, text: &str) -> Result<f64, QuantityError> {
+    let of = || Quantity { what: what.to_owned(), text: text.to_owned() };
+    let wrong = || QuantityError::NotSpeed(of());
     let (number, unit) = split(text).ok_or_else(wrong)?;
     let scale = match unit.strip_suffix("FLOP/s").or_else(|| unit.strip_suffix("FLOPS")) {
         Some("M") => 1e6,
@@ -117,38 +120,26 @@ fn speed(what: &str, text: &str) -> Result<f64, String> {
         Some("P") => 1e15,
         Some("E") => 1e18,
         _ if unit.is_empty() => {
-            return Err(format!("{what} = \"{text}\" has no unit: write, for example, {text} TFLOP/s"));
+            return Err(QuantityError::SpeedWithoutUnit(of()));
         }
         _ => return Err(wrong()),
     };
-    if number * scale > 0.0 {
-        Ok(number * scale)
-    } else {
-        Err(format!("{what} = \"{text}\" must be greater than zero"))
-    }
+    if number * scale > 0.0 { Ok(number * scale) } else { Err(QuantityError::NotPositive(of())) }
 }
 
 /// Returns the achieved FLOP/s on 0, 1, 2, … nodes, in millionths of a node's peak, by linear
 /// interpolation between the points.
-fn achieved(job: &str, points: &BTreeMap<String, String>, peak: f64) -> Result<Arc<[i64]>, String> {
+fn achieved(job: &str, points: &BTreeMap<String, String>, peak: f64) -> Result<Arc<[i64]>, PlanFileError> {
     let mut known: BTreeMap<u32, f64> = BTreeMap::new();
     for (nodes, text) in points {
         let count = nodes.parse().ok().filter(|n| (1..=MOST.0).contains(n));
-        let count = count.ok_or_else(|| {
-            format!("job {job}: throughput on {nodes} nodes: give a number of nodes from 1 to {}", MOST.0)
-        })?;
+        let count = count.ok_or_else(|| JobError::ThroughputNodes { job: job.to_owned(), nodes: nodes.clone() })?;
         known.insert(count, speed(&format!("job {job}: throughput on {nodes} nodes"), text)? / peak);
     }
-    let most = known
-        .keys()
-        .next_back()
-        .copied()
-        .ok_or_else(|| format!("job {job} has no throughput: give what it achieves on some numbers of nodes"))?;
+    let most = known.keys().next_back().copied().ok_or_else(|| JobError::NoThroughput { job: job.to_owned() })?;
     if let Some((nodes, share)) = known.iter().find(|(nodes, share)| **share > f64::from(**nodes)) {
-        return Err(format!(
-            "job {job}: throughput on {nodes} nodes is {:.1} times their peak",
-            share / f64::from(*nodes)
-        ));
+        let times = share / f64::from(*nodes);
+        return Err(JobError::AbovePeak { job: job.to_owned(), nodes: *nodes, times }.into());
     }
     let at = |k: u32| {
         let (below, above) = (known.range(..=k).next_back(), known.range(k..).next());
@@ -180,30 +171,29 @@ pub struct Situation {
 /// Reads the description of the cluster and of its jobs.
 ///
 /// # Errors
-/// Returns a sentence that says what is wrong and what to write instead.
-pub fn read(cluster: &str, jobs: &str, mode: Mode) -> Result<Situation, String> {
-    let mut of: Cluster = toml::from_str(cluster).map_err(|e| format!("the cluster file: {}", e.message()))?;
+/// Fails if a file is malformed, or if its values are invalid or contradict each other.
+pub fn read(cluster: &str, jobs: &str, mode: Mode) -> Result<Situation, PlanFileError> {
+    let mut of: Cluster = parsed(PlanFile::Cluster, cluster)?;
     let all = written(jobs)?;
     let listed = u32::try_from(of.node.len()).unwrap_or(u32::MAX);
     let units = match of.nodes {
         Some(nodes) if listed == 0 || nodes == listed => nodes,
-        Some(nodes) => return Err(format!("the cluster file: nodes = {nodes}, but {listed} are listed")),
+        Some(nodes) => return Err(PlanFileError::NodeCount { nodes, listed }),
         None if listed > 0 => listed,
-        None => return Err("the cluster file: give nodes = N, or list them as [[node]]".into()),
+        None => return Err(PlanFileError::NoNodes),
     };
     let hardware = of.hardware.as_deref().map(Hardware::named).transpose()?;
     let gpus = of.gpus_per_node.map(u64::from).or(hardware.as_ref().map(|h| h.gpus_per_node));
-    let gpus = gpus.ok_or("the cluster file: give gpus_per_node = N, or hardware = \"a800\"")?;
+    let gpus = gpus.ok_or(PlanFileError::NoGpusPerNode)?;
     if units > MOST.0 || gpus == 0 || all.len() > MOST.1 {
-        return Err(format!("at most {} nodes of at least one GPU and {} jobs are planned", MOST.0, MOST.1));
+        return Err(PlanFileError::Size);
     }
     let (all, homes) = small::packed(all, gpus)?;
     for job in of.node.iter_mut().filter_map(|node| node.job.as_mut()) {
         homes.get(job.as_str()).inspect(|home| job.clone_from(home));
     }
     let peak = of.peak.as_deref().map(|p| speed("peak", p)).transpose()?.or(hardware.as_ref().map(Hardware::peak));
-    let peak =
-        peak.ok_or("the cluster file: give peak = \"312 TFLOP/s\" (of one GPU), or hardware = \"a800\"")? * gpus as f64;
+    let peak = peak.ok_or(PlanFileError::NoPeak)? * gpus as f64;
     let rates = Rates {
         unit_mtbf: of.node_mtbf.as_deref().map(|t| time("node_mtbf", t)).transpose()?,
         repairs: of.back_in.iter().map(|t| time("back_in", t)).collect::<Result<_, _>>()?,
@@ -224,39 +214,38 @@ pub fn read(cluster: &str, jobs: &str, mode: Mode) -> Result<Situation, String> 
     Ok(found)
 }
 
-fn written(jobs: &str) -> Result<Vec<Written>, String> {
-    let all: Jobs = toml::from_str(jobs).map_err(|e| format!("the jobs file: {}", e.message()))?;
-    Ok(all.job)
+fn parsed<T: serde::de::DeserializeOwned>(file: PlanFile, text: &str) -> Result<T, PlanFileError> {
+    toml::from_str(text).map_err(|e| PlanFileError::Parse { file, source: Box::new(e) })
+}
+
+fn written(jobs: &str) -> Result<Vec<Written>, PlanFileError> {
+    Ok(parsed::<Jobs>(PlanFile::Jobs, jobs)?.job)
 }
 
 /// Returns the nodes as listed. Without a list, they are numbered: the first ones belong to the
 /// first job, and so on.
-fn nodes(of: &Cluster, jobs: &[Written], units: u32) -> Result<Vec<Unit>, String> {
+fn nodes(of: &Cluster, jobs: &[Written], units: u32) -> Result<Vec<Unit>, PlanFileError> {
     let mut ids = BTreeSet::new();
     for node in &of.node {
         if !ids.insert(&node.id) {
-            return Err(format!("there are two nodes {}: give each an id of its own", node.id));
+            return Err(PlanFileError::DuplicateNode(node.id.clone()));
         }
         if let Some(job) = node.job.as_ref().filter(|job| jobs.iter().all(|j| j.id != **job)) {
-            return Err(format!("node {} belongs to job {job}, which is not in the jobs file", node.id));
+            return Err(PlanFileError::UnknownJob { node: node.id.clone(), job: job.clone() });
         }
     }
     let of_job = |job: &Written| of.node.iter().filter(|n| n.job.as_ref() == Some(&job.id)).count();
     if !of.node.is_empty() {
         if let Some(job) = jobs.iter().find(|j| j.nodes.is_some_and(|n| n as usize != of_job(j))) {
-            return Err(format!(
-                "job {}: nodes = {}, but {} are listed as its own",
-                job.id,
-                job.nodes.unwrap_or(0),
-                of_job(job)
-            ));
+            let (nodes, listed) = (job.nodes.unwrap_or(0), of_job(job));
+            return Err(JobError::NodeCount { job: job.id.clone(), nodes, listed }.into());
         }
         let unit = |n: &Node| Unit { id: n.id.clone(), job: n.job.clone(), group: n.group, domain: n.domain.clone() };
         return Ok(of.node.iter().map(unit).collect());
     }
     let running: u64 = jobs.iter().map(|j| u64::from(j.nodes.unwrap_or(0))).sum();
     if running > u64::from(units) {
-        return Err(format!("the jobs have {running} nodes, and the cluster has {units}"));
+        return Err(PlanFileError::TooFewNodes { running, units });
     }
     let owners = jobs.iter().flat_map(|j| std::iter::repeat_n(Some(j.id.clone()), j.nodes.unwrap_or(0) as usize));
     let unit = |(number, job)| Unit { id: format!("node{number}"), job, group: 0, domain: String::new() };
@@ -264,12 +253,12 @@ fn nodes(of: &Cluster, jobs: &[Written], units: u32) -> Result<Vec<Unit>, String
 }
 
 impl Situation {
-    fn launch(&mut self, w: &Written) -> Result<(), String> {
+    fn launch(&mut self, w: &Written) -> Result<(), PlanFileError> {
         if self.problem.jobs.iter().any(|j| j.id == w.id) {
-            return Err(format!("there are two jobs {}: give each an id of its own", w.id));
+            return Err(PlanFileError::DuplicateJob(w.id.clone()));
         }
         if !(0.001..=4.0).contains(&w.weight) {
-            return Err(format!("job {}: weight = {} is not between 0.001 and 4 (usual: 0.5 to 2)", w.id, w.weight));
+            return Err(JobError::Weight { job: w.id.clone(), weight: w.weight }.into());
         }
         let within = |name: &str, text: &Option<String>| {
             text.as_deref().map_or(Ok(Duration::ZERO), |t| time(&format!("job {}: {name}", w.id), t))
@@ -283,16 +272,11 @@ impl Situation {
         }
         let achieved = match &w.model {
             Some(model) if w.throughput.is_empty() => self.computed(&w.id, model, w.batch)?,
-            Some(_) => return Err(format!("job {}: give its model or its throughput, not both", w.id)),
+            Some(_) => return Err(JobError::ModelAndThroughput { job: w.id.clone() }.into()),
             None => achieved(&w.id, &w.throughput, self.peak as f64)?,
         };
         if achieved.len() <= w.min as usize {
-            return Err(format!(
-                "job {}: min = {} nodes, but its throughput is given for {} at most",
-                w.id,
-                w.min,
-                achieved.len() - 1
-            ));
+            return Err(JobError::Minimum { job: w.id.clone(), min: w.min, most: achieved.len() - 1 }.into());
         }
         // On fewer nodes, a model may not fit at all.
         let smallest = achieved.iter().position(|a| *a > 0).and_then(|k| u32::try_from(k).ok()).unwrap_or(0);
@@ -314,11 +298,9 @@ impl Situation {
     }
 
     /// Returns the achieved FLOP/s of a model on 0, 1, 2, … nodes, by the throughput model.
-    fn computed(&self, job: &str, model: &str, batch: Option<u64>) -> Result<Arc<[i64]>, String> {
-        let on = self.hardware.as_ref();
-        let on =
-            on.ok_or_else(|| format!("job {job} is given by its model: give the cluster's hardware, as in \"a800\""))?;
-        let mut model = Transformer::named(model).map_err(|e| format!("job {job}: {e}"))?;
+    fn computed(&self, job: &str, model: &str, batch: Option<u64>) -> Result<Arc<[i64]>, JobError> {
+        let on = self.hardware.as_ref().ok_or_else(|| JobError::NoHardware { job: job.to_owned() })?;
+        let mut model = Transformer::named(model).map_err(|source| JobError::Model { job: job.to_owned(), source })?;
         model.batch = batch.unwrap_or(model.batch).max(1);
         let at = |nodes: u64| {
             let found = best(&model, nodes * on.gpus_per_node, on, &Calibration::default());
@@ -333,7 +315,7 @@ impl Situation {
     ///
     /// # Errors
     /// See [`read`].
-    pub fn launched(&self, jobs: &str) -> Result<Situation, String> {
+    pub fn launched(&self, jobs: &str) -> Result<Situation, PlanFileError> {
         let mut next = self.clone();
         let (all, _) = small::packed(written(jobs)?, next.gpus)?;
         all.iter().try_for_each(|job| next.launch(job))?;
@@ -343,20 +325,19 @@ impl Situation {
     /// Returns the situation after an event: `lose:NODE`, `join:COUNT` or `finish:JOB`.
     ///
     /// # Errors
-    /// Returns a sentence if there is no such node or job.
-    pub fn after(&self, event: &str) -> Result<Situation, String> {
+    /// Fails if the event is malformed, or if there is no such node or job.
+    pub fn after(&self, event: &str) -> Result<Situation, EventError> {
         let mut next = self.clone();
         match event.split_once(':') {
             Some(("lose", id)) => {
                 let at = next.nodes.iter().position(|n| n.id == id);
-                let lost = next.nodes.remove(at.ok_or_else(|| format!("there is no node {id}"))?);
+                let lost = next.nodes.remove(at.ok_or_else(|| EventError::UnknownNode(id.to_owned()))?);
                 next.problem.units -= 1;
                 next.problem.jobs.iter_mut().filter(|j| Some(&j.id) == lost.job.as_ref()).for_each(|j| j.hit = true);
             }
             Some(("join", count)) => {
                 let count = count.parse().ok().filter(|n| (1..=MOST.0).contains(n));
-                let count: u32 =
-                    count.ok_or_else(|| format!("--event {event}: give a number of nodes, as in join:2"))?;
+                let count: u32 = count.ok_or_else(|| EventError::NodeCount { event: event.to_owned() })?;
                 next.problem.units = next.problem.units.saturating_add(count).min(MOST.0);
                 next.nodes.extend((1..=count).map(|n| Unit {
                     id: format!("new{n}"),
@@ -369,27 +350,23 @@ impl Situation {
                 let before = next.problem.jobs.len();
                 next.problem.jobs.retain(|j| j.id != id);
                 if next.problem.jobs.len() == before {
-                    return Err(format!("there is no job {id}"));
+                    return Err(EventError::UnknownJob(id.to_owned()));
                 }
             }
-            _ => {
-                return Err(format!(
-                    "--event {event} is not an event; give lose:NODE, join:COUNT, finish:JOB or launch:FILE"
-                ));
-            }
+            _ => return Err(EventError::Unknown { event: event.to_owned() }),
         }
         Ok(next)
     }
 }
 
 /// Parses a model size such as `7B`.
-fn parameters(job: &str, text: &str) -> Result<u64, String> {
+fn parameters(job: &str, text: &str) -> Result<u64, JobError> {
     let (number, unit) = split(text).unwrap_or((0.0, ""));
     let scale = match unit {
         "M" => 1e6,
         "B" => 1e9,
         "T" => 1e12,
-        _ => return Err(format!("job {job}: parameters = \"{text}\" is not a model size: write, for example, 7B")),
+        _ => return Err(JobError::Parameters { job: job.to_owned(), text: text.to_owned() }),
     };
     Ok((number * scale) as u64)
 }
@@ -428,7 +405,7 @@ mod tests {
             ("finish:b", "no job b"),
             ("rain", "launch:FILE"),
         ] {
-            assert!(now.after(event).unwrap_err().contains(words));
+            assert!(now.after(event).unwrap_err().to_string().contains(words));
         }
     }
 
@@ -460,6 +437,7 @@ mod tests {
             (job("min = 1", "weight = 9.0"), "between 0.001 and 4"),
             (read(CLUSTER, &format!("{JOB}\n{JOB}"), Mode::Floor).unwrap_err(), "two jobs a"),
         ] {
+            let said = said.to_string();
             assert!(said.contains(words) && !said.contains('\n'), "{said}");
         }
     }

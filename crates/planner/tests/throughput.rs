@@ -97,7 +97,7 @@ fn wrong_tables_are_refused_with_their_line() {
         ("4096", "4097", "do not divide hidden"),
         (",no,no,", ",no,perhaps,", "neither yes nor no"),
     ] {
-        let said = Point::read(&format!("{first}\n{}\n", good.replace(from, to))).unwrap_err();
+        let said = Point::read(&format!("{first}\n{}\n", good.replace(from, to))).unwrap_err().to_string();
         assert!(said.contains("line 2") && said.contains(words), "{said}");
     }
 }

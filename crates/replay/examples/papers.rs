@@ -2,7 +2,7 @@
 //! If DIRECTORY is `-` or missing, it only prints them.
 
 use everstep_planner::Mode;
-use everstep_replay::papers::{Origin, Row, checkfreq, ettr, gemini, unicron};
+use everstep_replay::papers::{Origin, PaperError, Row, checkfreq, ettr, gemini, unicron};
 use serde_json::json;
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -38,10 +38,11 @@ fn main() -> Result<(), String> {
     let mut args = std::env::args().skip(1);
     let directory = args.next().filter(|d| d != "-").map(PathBuf::from);
     let seeds = args.next().and_then(|n| n.parse().ok()).unwrap_or(200);
+    let text = |e: PaperError| e.to_string();
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let (figure_11, fitted) = unicron::figure_11(seeds, threads)?;
-    let ablation = unicron::ablation(seeds, threads)?;
-    let (gemini, ettr, checkfreq) = (gemini::rows(), ettr::rows(seeds, threads)?, checkfreq::rows());
+    let (figure_11, fitted) = unicron::figure_11(seeds, threads).map_err(text)?;
+    let ablation = unicron::ablation(seeds, threads).map_err(text)?;
+    let (gemini, ettr, checkfreq) = (gemini::rows(), ettr::rows(seeds, threads).map_err(text)?, checkfreq::rows());
     lines("unicron-fig11", &figure_11);
     lines("gemini-figures", &gemini);
     lines("ettr", &ettr);
@@ -55,7 +56,7 @@ fn main() -> Result<(), String> {
     let mut cases = "| case | mode | way | nodes | WAF (PFLOP/s) |\n|---|---|---|---|---|\n".to_owned();
     for number in 1..=5 {
         for (called, mode) in [("floor", Mode::Floor), ("paper", Mode::Paper)] {
-            for way in unicron::ways(number, mode)? {
+            for way in unicron::ways(number, mode).map_err(text)? {
                 println!(
                     "{}",
                     json!({"of": "unicron-cases", "case": number, "mode": called, "way": way.name, "nodes": way.nodes, "waf": way.waf})
@@ -74,7 +75,7 @@ fn main() -> Result<(), String> {
         let _ = writeln!(parts, "| {name} | {a:.3} | {b:.3} |");
     }
     let mut order = "| policy | seconds |\n|---|---|\n".to_owned();
-    for (name, seconds) in unicron::figure_9()? {
+    for (name, seconds) in unicron::figure_9().map_err(text)? {
         let _ = writeln!(order, "| {name} | {seconds:.0} |");
     }
     let efficiencies: Vec<String> = fitted.iter().map(|(name, e)| format!("{name} {e:.4}")).collect();

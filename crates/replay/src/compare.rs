@@ -2,7 +2,7 @@
 
 use super::failures::Failures;
 use super::policy::Policy;
-use super::run::{Outcome, run};
+use super::run::{Outcome, TooFewNodes, run};
 use super::work::Workload;
 use std::thread::ScopedJoinHandle;
 
@@ -63,6 +63,15 @@ impl std::fmt::Display for Interval {
     }
 }
 
+/// A policy under which the jobs cannot run.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("policy {policy}: {source}")]
+pub struct CompareError {
+    /// The policy's name.
+    pub policy: String,
+    pub source: TooFewNodes,
+}
+
 /// Runs every policy on every list of failures, on `threads` threads. The result does not depend on
 /// the number of threads.
 ///
@@ -73,13 +82,14 @@ pub fn compare(
     work: &Workload,
     policies: &[Policy],
     threads: usize,
-) -> Result<Vec<Compared>, String> {
+) -> Result<Vec<Compared>, CompareError> {
     let tasks: Vec<(usize, usize)> = (0..policies.len()).flat_map(|p| (0..all.len()).map(move |s| (p, s))).collect();
     let part = tasks.len().div_ceil(threads.max(1)).max(1);
     let one = |(p, s): &(usize, usize)| {
-        run(&all[*s], work, &policies[*p]).map_err(|e| format!("policy {}: {e}", policies[*p].name))
+        let policy = &policies[*p];
+        run(&all[*s], work, policy).map_err(|source| CompareError { policy: policy.name.clone(), source })
     };
-    let outcomes: Vec<Result<Outcome, String>> = std::thread::scope(|scope| {
+    let outcomes: Vec<Result<Outcome, CompareError>> = std::thread::scope(|scope| {
         let spawned = |part: &'_ [(usize, usize)]| {
             let part = part.to_vec();
             let work = move || part.iter().map(one).collect::<Vec<_>>();
@@ -93,7 +103,7 @@ pub fn compare(
         };
         threads.into_iter().flat_map(joined).collect()
     });
-    let mut left = outcomes.into_iter().collect::<Result<Vec<Outcome>, String>>()?.into_iter();
+    let mut left = outcomes.into_iter().collect::<Result<Vec<Outcome>, _>>()?.into_iter();
     let groups: Vec<Vec<Outcome>> = policies.iter().map(|_| left.by_ref().take(all.len()).collect()).collect();
     let first: Vec<i128> = groups.first().map(|g| g.iter().map(|o| o.value).collect()).unwrap_or_default();
     let summed = |(policy, outcomes): (&Policy, Vec<Outcome>)| {

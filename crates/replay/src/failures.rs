@@ -64,38 +64,44 @@ pub struct Failures {
     pub list: Vec<Failure>,
 }
 
+/// Failures that cannot have happened. Times are in microseconds.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ImpossibleError {
+    #[error("the trace is empty: it has no nodes, or lasts no time")]
+    Empty,
+    #[error("the trace has a failure of node {node}, but only {nodes} nodes")]
+    UnknownNode { node: u32, nodes: u32 },
+    #[error("the trace lasts {:.3} days, but node {node} fails on day {:.3}", days(*.length), days(*.at))]
+    AfterEnd { node: u32, at: u64, length: u64 },
+    #[error("failures overlap: node {node} fails on day {:.3}, when it is down until day {:.3}", days(*.at), days(*.until))]
+    Overlap { node: u32, at: u64, until: u64 },
+}
+
+fn days(micros: u64) -> f64 {
+    micros as f64 / DAY as f64
+}
+
 impl Failures {
     /// Sorts the failures and checks that they are possible: nothing fails on a node that is down.
     ///
     /// # Errors
     /// If the trace is empty, or if a failure is of an unknown node, after the end, or during a
     /// repair.
-    pub fn checked(mut self) -> Result<Failures, String> {
+    pub fn checked(mut self) -> Result<Failures, ImpossibleError> {
         if self.nodes == 0 || self.length == 0 {
-            return Err("the trace is empty: it has no nodes, or lasts no time".into());
+            return Err(ImpossibleError::Empty);
         }
         self.list.sort_by_key(|f| (f.at, f.node, f.kind));
         let mut back = vec![0u64; self.nodes as usize];
         for f in &self.list {
-            let days = |at: u64| at as f64 / DAY as f64;
             let Some(back) = back.get_mut(f.node as usize) else {
-                return Err(format!("the trace has a failure of node {}, but only {} nodes", f.node, self.nodes));
+                return Err(ImpossibleError::UnknownNode { node: f.node, nodes: self.nodes });
             };
             if f.at >= self.length {
-                return Err(format!(
-                    "the trace lasts {:.3} days, but node {} fails on day {:.3}",
-                    days(self.length),
-                    f.node,
-                    days(f.at)
-                ));
+                return Err(ImpossibleError::AfterEnd { node: f.node, at: f.at, length: self.length });
             }
             if f.at < *back {
-                return Err(format!(
-                    "failures overlap: node {} fails on day {:.3}, when it is down until day {:.3}",
-                    f.node,
-                    days(f.at),
-                    days(*back)
-                ));
+                return Err(ImpossibleError::Overlap { node: f.node, at: f.at, until: *back });
             }
             if f.kind == Kind::Node {
                 *back = f.at + f.repair.max(1);

@@ -53,14 +53,19 @@ pub fn poisson(mean: f64, share: f64) -> usize {
     n
 }
 
+/// A trace in which no node fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no node fails in this trace: there is nothing to fit")]
+pub struct NothingToFit;
+
 /// Computes the statistics of a trace.
 ///
 /// # Errors
 /// If no node fails.
-pub fn fit(of: &Failures) -> Result<Fit, String> {
+pub fn fit(of: &Failures) -> Result<Fit, NothingToFit> {
     let nodes: Vec<_> = of.list.iter().filter(|f| f.kind == Kind::Node).collect();
     if nodes.is_empty() {
-        return Err("no node fails in this trace: there is nothing to fit".into());
+        return Err(NothingToFit);
     }
     let days = |micros: u64| micros as f64 / DAY as f64;
     let mut repairs: Vec<u64> = nodes.iter().map(|f| f.repair).collect();

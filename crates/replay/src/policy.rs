@@ -99,15 +99,51 @@ const KNOWN: [(&str, &str); 8] = [
     ("bamboo", include_str!("policies/bamboo.toml")),
 ];
 
-fn checked(what: &str, seconds: f64) -> Result<u64, String> {
+/// Returns the names of the built-in policies, for users.
+fn names() -> String {
+    KNOWN.map(|(name, _)| name).join(", ")
+}
+
+/// An unknown or invalid policy.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum PolicyError {
+    #[error("there is no policy {name}: there are {}, spares:N, and files that end in .toml", names())]
+    Unknown { name: String },
+    #[error("policy {name}: give a number of spares, as in spares:2")]
+    Spares { name: String },
+    /// The file is not TOML, or has an unknown or missing field.
+    #[error("the policy file: {}", .0.message())]
+    Parse(#[source] Box<toml::de::Error>),
+    #[error("policy {policy}: {source}")]
+    Invalid { policy: String, source: InvalidPolicy },
+}
+
+/// An invalid value in a policy's file.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum InvalidPolicy {
+    #[error("mode = {0} is invalid; give floor, paper or fair")]
+    Mode(String),
+    #[error("on_loss = {0} is invalid; give wait, shrink or plan")]
+    OnLoss(String),
+    #[error("efficiency = {0} is not between 0 and 1")]
+    Efficiency(f64),
+    #[error("{what} = {seconds} is not a time from 0 to a billion seconds")]
+    Time { what: String, seconds: f64 },
+    #[error("write_s needs interval_s")]
+    WriteWithoutInterval,
+    #[error("copies (2 or more) and copy_interval_s go together")]
+    Copies,
+}
+
+fn checked(what: &str, seconds: f64) -> Result<u64, InvalidPolicy> {
     if (0.0..=1e9).contains(&seconds) {
         Ok(micros(seconds))
     } else {
-        Err(format!("{what} = {seconds} is not a time from 0 to a billion seconds"))
+        Err(InvalidPolicy::Time { what: what.to_owned(), seconds })
     }
 }
 
-fn times(what: &str, by: By) -> Result<[u64; 3], String> {
+fn times(what: &str, by: By) -> Result<[u64; 3], InvalidPolicy> {
     Ok([
         checked(&format!("{what}.node"), by.node)?,
         checked(&format!("{what}.process"), by.process)?,
@@ -121,22 +157,16 @@ impl Policy {
     ///
     /// # Errors
     /// If there is no such policy. The message lists the names.
-    pub fn named(name: &str) -> Result<Policy, String> {
+    pub fn named(name: &str) -> Result<Policy, PolicyError> {
         if let Some((of, count)) = name.split_once(':') {
             let of = if of == "spares" { "wait" } else { of };
             let count = count.parse().ok().filter(|n| *n <= 100_000);
-            let spares = count.ok_or_else(|| format!("policy {name}: give a number of spares, as in spares:2"))?;
+            let spares = count.ok_or_else(|| PolicyError::Spares { name: name.to_owned() })?;
             return Ok(Policy { name: name.to_owned(), spares, ..Policy::named(of)? });
         }
         match KNOWN.iter().find(|(known, _)| *known == name) {
             Some((_, text)) => Policy::read(text),
-            None => {
-                let names: Vec<&str> = KNOWN.iter().map(|(known, _)| *known).collect();
-                Err(format!(
-                    "there is no policy {name}: there are {}, spares:N, and files that end in .toml",
-                    names.join(", ")
-                ))
-            }
+            None => Err(PolicyError::Unknown { name: name.to_owned() }),
         }
     }
 
@@ -144,23 +174,23 @@ impl Policy {
     ///
     /// # Errors
     /// If the text is not a valid policy.
-    pub fn read(text: &str) -> Result<Policy, String> {
-        let of: Written = toml::from_str(text).map_err(|e| format!("the policy file: {}", e.message()))?;
-        let within = |e: String| format!("policy {}: {e}", of.name);
+    pub fn read(text: &str) -> Result<Policy, PolicyError> {
+        let of: Written = toml::from_str(text).map_err(|e| PolicyError::Parse(Box::new(e)))?;
+        let within = |source: InvalidPolicy| PolicyError::Invalid { policy: of.name.clone(), source };
         let mode = match of.mode.as_deref() {
             None | Some("floor") => Mode::Floor,
             Some("paper") => Mode::Paper,
             Some("fair") => Mode::Fair,
-            Some(other) => return Err(within(format!("mode = {other} is invalid; give floor, paper or fair"))),
+            Some(other) => return Err(within(InvalidPolicy::Mode(other.to_owned()))),
         };
         let on_loss = match of.on_loss.as_str() {
             "wait" => OnLoss::Wait,
             "shrink" => OnLoss::Shrink,
             "plan" => OnLoss::Plan(mode),
-            other => return Err(within(format!("on_loss = {other} is invalid; give wait, shrink or plan"))),
+            other => return Err(within(InvalidPolicy::OnLoss(other.to_owned()))),
         };
         if !(of.efficiency > 0.0 && of.efficiency <= 1.0) {
-            return Err(within(format!("efficiency = {} is not between 0 and 1", of.efficiency)));
+            return Err(within(InvalidPolicy::Efficiency(of.efficiency)));
         }
         let policy = Policy {
             name: of.name.clone(),
@@ -178,10 +208,10 @@ impl Policy {
             coordinator: of.coordinator,
         };
         if policy.write > 0 && policy.interval == 0 {
-            return Err(within("write_s needs interval_s".into()));
+            return Err(within(InvalidPolicy::WriteWithoutInterval));
         }
         if (policy.copies > 0) != (policy.copy_interval > 0) || policy.copies == 1 {
-            return Err(within("copies (2 or more) and copy_interval_s go together".into()));
+            return Err(within(InvalidPolicy::Copies));
         }
         Ok(policy)
     }

@@ -2,21 +2,52 @@
 
 use super::failures::{DAY, Failures};
 use super::generate::{Recipe, Renewal, Repair};
-use everstep_planner::file::time;
+use everstep_planner::file::{QuantityError, time};
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::ops::RangeInclusive;
 
-fn micros(what: &str, text: &str) -> Result<u64, String> {
-    let found = u64::try_from(time(what, text)?.as_micros()).unwrap_or(u64::MAX);
+/// An invalid recipe.
+#[derive(Debug, thiserror::Error)]
+pub enum RecipeError {
+    #[error("gen:{0}: there are trace-a, trace-b, poisson, weibull, bootstrap")]
+    Unknown(String),
+    #[error("gen:{recipe} takes nothing more: it is as published")]
+    TakesNothing { recipe: String },
+    #[error("gen:{recipe}: {part} is not KEY=VALUE")]
+    NotKeyValue { recipe: String, part: String },
+    #[error("gen:{recipe}: there is no {key}; there are {}", known.join(", "))]
+    UnknownKey { recipe: String, key: String, known: &'static [&'static str] },
+    #[error("{key} = {text} is not a valid number")]
+    Number { key: String, text: String },
+    #[error(transparent)]
+    Time(#[from] QuantityError),
+    #[error("{key} = {text} must be greater than zero and less than 100,000 days")]
+    TimeRange { key: String, text: String },
+    #[error("repair = {0} is invalid; give, for example, 4h..20h, exp:1d or lognormal:0.85d:5.5d (median and mean)")]
+    Repair(String),
+    #[error("repair = {0}: the mean of a log-normal time is not below its median")]
+    RepairMean(String),
+    #[error("lemons = SHARE:TIMES, as in 0.1:4: a tenth of the nodes fails 4 times as often")]
+    Lemons,
+    #[error("gen:bootstrap needs file=…: a trace to draw days of")]
+    NoFile,
+    /// The trace to draw from cannot be used.
+    #[error(transparent)]
+    File(Box<dyn Error + Send + Sync>),
+}
+
+fn micros(key: &str, text: &str) -> Result<u64, RecipeError> {
+    let found = u64::try_from(time(key, text)?.as_micros()).unwrap_or(u64::MAX);
     if found > 0 && found < 100_000 * DAY {
         Ok(found)
     } else {
-        Err(format!("{what} = {text} must be greater than zero and less than 100,000 days"))
+        Err(RecipeError::TimeRange { key: key.to_owned(), text: text.to_owned() })
     }
 }
 
 /// Parses `4h..20h`, `exp:1d` or `lognormal:0.85d:5.5d` (median and mean).
-fn repair(text: &str) -> Result<Repair, String> {
+fn repair(text: &str) -> Result<Repair, RecipeError> {
     let time = |text: &str| micros("repair", text);
     if let Some(mean) = text.strip_prefix("exp:") {
         return Ok(Repair::Exponential(time(mean)?));
@@ -25,26 +56,26 @@ fn repair(text: &str) -> Result<Repair, String> {
         let (median, mean) = (time(median)?, time(mean)?);
         return match mean >= median {
             true => Ok(Repair::LogNormal(median, mean)),
-            false => Err(format!("repair = {text}: the mean of a log-normal time is not below its median")),
+            false => Err(RecipeError::RepairMean(text.to_owned())),
         };
     }
     match text.split_once("..") {
         Some((least, most)) if time(least)? <= time(most)? => Ok(Repair::Between(time(least)?, time(most)?)),
-        _ => Err(format!(
-            "repair = {text} is invalid; give, for example, 4h..20h, exp:1d or lognormal:0.85d:5.5d (median and mean)"
-        )),
+        _ => Err(RecipeError::Repair(text.to_owned())),
     }
 }
 
 struct Keys<'t>(BTreeMap<&'t str, &'t str>);
 
 impl<'t> Keys<'t> {
-    fn of(spec: &'t str, text: &'t str, known: &[&str]) -> Result<Self, String> {
+    fn of(recipe: &str, text: &'t str, known: &'static [&'static str]) -> Result<Self, RecipeError> {
         let mut found = BTreeMap::new();
         for part in text.split(',').filter(|p| !p.is_empty()) {
-            let (key, value) = part.split_once('=').ok_or_else(|| format!("gen:{spec}: {part} is not KEY=VALUE"))?;
+            let Some((key, value)) = part.split_once('=') else {
+                return Err(RecipeError::NotKeyValue { recipe: recipe.to_owned(), part: part.to_owned() });
+            };
             if !known.contains(&key) {
-                return Err(format!("gen:{spec}: there is no {key}; there are {}", known.join(", ")));
+                return Err(RecipeError::UnknownKey { recipe: recipe.to_owned(), key: key.to_owned(), known });
             }
             found.insert(key, value);
         }
@@ -56,13 +87,13 @@ impl<'t> Keys<'t> {
         key: &str,
         usual: T,
         within: RangeInclusive<T>,
-    ) -> Result<T, String> {
+    ) -> Result<T, RecipeError> {
         let Some(text) = self.0.get(key) else { return Ok(usual) };
         let found = text.parse().ok().filter(|n| within.contains(n));
-        found.ok_or_else(|| format!("{key} = {text} is not a valid number"))
+        found.ok_or_else(|| RecipeError::Number { key: key.to_owned(), text: (*text).to_owned() })
     }
 
-    fn time(&self, key: &str, usual: u64) -> Result<u64, String> {
+    fn time(&self, key: &str, usual: u64) -> Result<u64, RecipeError> {
         self.0.get(key).map_or(Ok(usual), |text| micros(key, text))
     }
 }
@@ -73,13 +104,14 @@ impl Recipe {
     /// Parses what follows `gen:`. `trace` reads the file of a real trace, for `bootstrap`.
     ///
     /// # Errors
-    /// If the recipe is unknown, or a key or value is invalid.
-    pub fn read(spec: &str, trace: impl Fn(&str) -> Result<Failures, String>) -> Result<Recipe, String> {
+    /// If the recipe is unknown, a key or value is invalid, or `trace` fails.
+    pub fn read<E: Into<Box<dyn Error + Send + Sync>>>(
+        spec: &str,
+        trace: impl Fn(&str) -> Result<Failures, E>,
+    ) -> Result<Recipe, RecipeError> {
         let (name, rest) = spec.split_once(',').unwrap_or((spec, ""));
         match name {
-            "trace-a" | "trace-b" if !rest.is_empty() => {
-                Err(format!("gen:{name} takes nothing more: it is as published"))
-            }
+            "trace-a" | "trace-b" if !rest.is_empty() => Err(RecipeError::TakesNothing { recipe: name.to_owned() }),
             "trace-a" => Ok(Recipe::TraceA),
             "trace-b" => Ok(Recipe::TraceB),
             "poisson" | "weibull" => {
@@ -91,7 +123,7 @@ impl Recipe {
                         let read = |t: &str| t.parse::<f64>().ok();
                         let found = pair.and_then(|(a, b)| Some((read(a)?, read(b)?)));
                         let sound = found.filter(|(s, t)| (0.0..=1.0).contains(s) && (1.0..=1000.0).contains(t));
-                        sound.ok_or("lemons = SHARE:TIMES, as in 0.1:4: a tenth of the nodes fails 4 times as often")?
+                        sound.ok_or(RecipeError::Lemons)?
                     }
                 };
                 Ok(Recipe::Renewal(Renewal {
@@ -111,12 +143,12 @@ impl Recipe {
             }
             "bootstrap" => {
                 let keys = Keys::of(name, rest, &["file", "days", "block"])?;
-                let file = keys.0.get("file").ok_or("gen:bootstrap needs file=…: a trace to draw days of")?;
-                let of = trace(file)?;
+                let file = keys.0.get("file").ok_or(RecipeError::NoFile)?;
+                let of = trace(file).map_err(|e| RecipeError::File(e.into()))?;
                 let length = keys.number("days", of.length as f64 / DAY as f64, 0.001..=36_500.0)?;
                 Ok(Recipe::Bootstrap { block: keys.time("block", 14 * DAY)?, length: (length * DAY as f64) as u64, of })
             }
-            _ => Err(format!("gen:{name}: there are trace-a, trace-b, poisson, weibull, bootstrap")),
+            _ => Err(RecipeError::Unknown(name.to_owned())),
         }
     }
 

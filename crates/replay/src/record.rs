@@ -2,7 +2,7 @@
 
 use super::failures::{Failure, Failures, Kind, SECOND, micros, seconds};
 use super::policy::{OnLoss, Policy};
-use super::read::from_lines;
+use super::read::{TraceError, from_lines};
 use super::time_ledger::{Cause, TimeLedger};
 use everstep_core::history::{self, Record, Span};
 
@@ -76,7 +76,7 @@ fn waited(of: &Record) -> bool {
 ///
 /// # Errors
 /// Those of [`from_lines`].
-pub fn recorded(text: &str) -> Result<(Failures, Policy), String> {
+pub fn recorded(text: &str) -> Result<(Failures, Policy), TraceError> {
     let failures = from_lines(text)?;
     let records: Vec<Record> = text.lines().filter_map(|l| serde_json::from_str(l).ok()).collect();
     let known = records.iter().filter(|r| r.world.0 > 0 && r.restart_s.is_some()).collect::<Vec<_>>();

@@ -82,6 +82,17 @@ struct Run<'a> {
     later: bool,
 }
 
+/// Jobs that need more nodes than the cluster has without failures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the jobs cannot fit: they need {least} nodes at least, and there are {nodes} and {spares} spares")]
+pub struct TooFewNodes {
+    /// The sum of the jobs' minimums.
+    pub least: u64,
+    /// The number of nodes that are not spares.
+    pub nodes: u32,
+    pub spares: u32,
+}
+
 /// Replays these failures.
 ///
 /// # Errors
@@ -89,7 +100,7 @@ struct Run<'a> {
 ///
 /// # Panics
 /// If the accounts do not add up to nodes times length, which is a bug in the simulator.
-pub fn run(of: &Failures, work: &Workload, policy: &Policy) -> Result<Outcome, String> {
+pub fn run(of: &Failures, work: &Workload, policy: &Policy) -> Result<Outcome, TooFewNodes> {
     Ok(replay(of, work, policy, None)?.0)
 }
 
@@ -97,7 +108,7 @@ pub fn run(of: &Failures, work: &Workload, policy: &Policy) -> Result<Outcome, S
 ///
 /// # Errors
 /// Those of [`run`].
-pub fn history(of: &Failures, work: &Workload, policy: &Policy) -> Result<(Outcome, String), String> {
+pub fn history(of: &Failures, work: &Workload, policy: &Policy) -> Result<(Outcome, String), TooFewNodes> {
     let (outcome, recorder) = replay(of, work, policy, Some(Recorder::default()))?;
     let lines = recorder.unwrap_or_default().lines(of, policy, &outcome.ledger);
     Ok((outcome, lines))
@@ -108,14 +119,11 @@ fn replay(
     work: &Workload,
     policy: &Policy,
     recorder: Option<Recorder>,
-) -> Result<(Outcome, Option<Recorder>), String> {
+) -> Result<(Outcome, Option<Recorder>), TooFewNodes> {
     let spares = policy.spares.min(of.nodes);
     let least: u64 = work.jobs.iter().map(|j| u64::from(j.min)).sum();
     if least > u64::from(of.nodes - spares) {
-        return Err(format!(
-            "the jobs cannot fit: they need {least} nodes at least, and there are {} and {spares} spares",
-            of.nodes - spares
-        ));
+        return Err(TooFewNodes { least, nodes: of.nodes - spares, spares });
     }
     let mut run = Run::new(of, work, policy, of.nodes - spares);
     run.recorder = recorder;

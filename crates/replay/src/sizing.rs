@@ -1,7 +1,7 @@
 //! What it takes to reach a goal (spares, copies, checkpoints, detection), and which of these pays
 //! off most.
 
-use super::compare::{Interval, compare};
+use super::compare::{CompareError, Interval, compare};
 use super::failures::{Failures, HOUR, SECOND, seconds};
 use super::fit::quantile;
 use super::generate::{Recipe, generate};
@@ -88,14 +88,24 @@ fn policy(base: &Policy, knobs: Knobs) -> Policy {
     }
 }
 
+/// A search without a result.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SizeError {
+    /// The range has no spares or no copies.
+    #[error("there is nothing to try")]
+    EmptyRange,
+    #[error(transparent)]
+    Compare(#[from] CompareError),
+}
+
 /// Finds the cheapest setting that reaches `goal`: the fewest spares, then the fewest copies, then
 /// the fewest checkpoints and the slowest detection.
 ///
 /// # Errors
-/// Those of [`compare`].
-pub fn size(all: &[Failures], base: &Policy, range: &Range, goal: f64, threads: usize) -> Result<Sized, String> {
+/// Those of [`compare`], and if the range is empty.
+pub fn size(all: &[Failures], base: &Policy, range: &Range, goal: f64, threads: usize) -> Result<Sized, SizeError> {
     let nodes = all.first().map_or(0, |f| f.nodes);
-    let goodput = |knobs: Knobs| -> Result<Tried, String> {
+    let goodput = |knobs: Knobs| -> Result<Tried, SizeError> {
         let work = Workload::alone(nodes - knobs.spares.min(nodes - 1));
         let compared = compare(all, &work, &[policy(base, knobs)], threads)?;
         Ok(Tried { knobs, goodput: compared[0].goodput })
@@ -115,7 +125,7 @@ pub fn size(all: &[Failures], base: &Policy, range: &Range, goal: f64, threads: 
             break;
         }
     }
-    let Some(mut found) = reached.clone().or(best) else { return Err("there is nothing to try".into()) };
+    let Some(mut found) = reached.clone().or(best) else { return Err(SizeError::EmptyRange) };
     if reached.is_some() {
         let (spares, copies) = (found.knobs.spares, found.knobs.copies);
         let others = range.interval.iter().flat_map(|i| range.detect.iter().map(move |d| (*i, *d)));
@@ -134,7 +144,8 @@ pub fn size(all: &[Failures], base: &Policy, range: &Range, goal: f64, threads: 
         ("interval", Knobs { interval: cheap.interval, ..with }),
         ("detection", Knobs { detect: cheap.detect, ..with }),
     ];
-    let without = less.into_iter().map(|(name, knobs)| Ok((name, goodput(knobs)?))).collect::<Result<_, String>>()?;
+    let without =
+        less.into_iter().map(|(name, knobs)| Ok((name, goodput(knobs)?))).collect::<Result<_, SizeError>>()?;
     Ok(Sized { best: found, reached: reached.is_some(), without })
 }
 

@@ -2,7 +2,7 @@
 //! receives a request that is not in the store.
 
 use crate::world::{Happening, World};
-use everstep_core::coordinator::request::Request;
+use everstep_core::coordinator::request::{NotProvisioned, Request};
 use everstep_core::id::JobId;
 use everstep_core::invariant::InvariantId;
 
@@ -19,7 +19,7 @@ impl World {
             });
         }
         let delay = self.rng.range(5, 3000);
-        let result = if self.rng.percent(70) { Ok(()) } else { Err("no machine is free".into()) };
+        let result = if self.rng.percent(70) { Ok(()) } else { Err(NotProvisioned("no machine is free".into())) };
         self.at(delay, Happening::Provisioned { index, job, id: request.id, result });
     }
 }

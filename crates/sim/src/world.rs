@@ -10,6 +10,7 @@ use everstep_core::agent::event::Event as AgentEvent;
 use everstep_core::coordinator::command::Precondition;
 use everstep_core::coordinator::event::{Event, StoreFailure, Version};
 use everstep_core::coordinator::job::Phase;
+use everstep_core::coordinator::request::NotProvisioned;
 use everstep_core::id::{Epoch, Generation, JobId, NodeId, PersistId, Session, Step};
 use everstep_core::invariant::InvariantId;
 use everstep_core::message::{Checked, Hello, Order, Replication, Report, Tier};
@@ -110,7 +111,7 @@ pub(crate) enum Happening {
     Sent { host: usize, life: u64, generation: Generation, step: Option<Step>, sending: Sending },
     Apply { index: usize, id: PersistId, key: String, value: Vec<u8>, when: Precondition },
     Persisted { index: usize, id: PersistId, result: Result<Version, StoreFailure> },
-    Provisioned { index: usize, job: JobId, id: u64, result: Result<(), String> },
+    Provisioned { index: usize, job: JobId, id: u64, result: Result<(), NotProvisioned> },
     Superseded { index: usize },
     StartAgent { host: usize },
     StartCoordinator,

@@ -13,6 +13,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
+use everstep_core::coordinator::request::NotApproved;
 use everstep_core::id::NodeId;
 use everstep_core::injection::Injection;
 use futures_util::StreamExt;
@@ -27,6 +28,26 @@ use tokio::sync::{Notify, mpsc, oneshot};
 
 /// Why a request is not answered any more.
 const ENDING: &str = "the coordinator is ending";
+
+/// Why a request about machines was not approved.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ApproveError {
+    #[error("this coordinator has no job {job}")]
+    UnknownJob { job: String },
+    #[error(transparent)]
+    Request(#[from] NotApproved),
+}
+
+/// Why no fault was injected.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InjectError {
+    #[error("this coordinator has no job {job}")]
+    UnknownJob { job: String },
+    #[error("job {job} has no rank {rank} in training")]
+    NoRank { job: String, rank: u32 },
+    #[error("node {node} is not attached")]
+    NotAttached { node: NodeId },
+}
 
 /// Input for the coordinator's driver.
 pub enum Inbound {
@@ -63,7 +84,7 @@ pub enum Inbound {
         /// Number of the request within the job.
         request: u64,
         /// Receives what was approved, or the reason why it was not.
-        done: oneshot::Sender<Result<String, String>>,
+        done: oneshot::Sender<Result<String, ApproveError>>,
     },
     /// A request to inject a fault.
     Inject {
@@ -72,7 +93,7 @@ pub enum Inbound {
         /// The fault to inject.
         injection: Injection,
         /// Receives the node, or the reason why nothing was injected.
-        done: oneshot::Sender<Result<NodeId, String>>,
+        done: oneshot::Sender<Result<NodeId, InjectError>>,
     },
 }
 
@@ -242,7 +263,7 @@ async fn approve(
     let _ = shared.inbox.send(Inbound::Approve { job, request, done });
     Json(match answer.await {
         Ok(Ok(what)) => Approved::Approved(what),
-        Ok(Err(why)) => Approved::Why(why),
+        Ok(Err(why)) => Approved::Why(why.to_string()),
         Err(_) => Approved::Why(ENDING.to_owned()),
     })
 }
@@ -257,7 +278,7 @@ async fn inject(
     let why = |why| InjectAnswer { version: FIRST, injected: false, node: None, why: Some(why) };
     Json(match answer.await {
         Ok(Ok(node)) => InjectAnswer { version: FIRST, injected: true, node: Some(node), why: None },
-        Ok(Err(text)) => why(text),
+        Ok(Err(error)) => why(error.to_string()),
         Err(_) => why(ENDING.to_owned()),
     })
 }

@@ -1,6 +1,7 @@
 //! Everything that can happen to the coordinator: a closed list.
 
 use super::finding::Finding;
+use super::request::NotProvisioned;
 use crate::id::{Generation, JobId, PersistId, Session};
 use crate::message::{Hello, Report};
 use crate::progress::RankProgress;
@@ -66,7 +67,7 @@ pub enum Event {
         /// Number of the request within the job.
         id: u64,
         /// Why the request failed, if it did.
-        result: Result<(), String>,
+        result: Result<(), NotProvisioned>,
     },
     /// A person approved a request.
     Approved {

@@ -66,7 +66,7 @@ impl Job {
                     self.record
                         .budget_allows(now, failure.as_ref().is_some_and(|f| f.cause != Cause::Fenced))
                         .err()
-                        .map(|why| (ExitCode::Failed.number(), why))
+                        .map(|why| (ExitCode::Failed.number(), why.to_string()))
                 },
                 |why| Some((ExitCode::SameAgain.number(), why)),
             )

@@ -12,7 +12,7 @@
 use super::command::{Command, Fact};
 use super::job::{Job, Phase};
 use super::output::Output;
-use super::request::{Remedy, Request, Stage};
+use super::request::{NotApproved, NotProvisioned, Remedy, Request, Stage};
 use crate::spec::Policy;
 use crate::time::Time;
 use std::time::Duration;
@@ -109,13 +109,13 @@ impl Job {
     /// Returns what a request is about, if a person may approve it.
     ///
     /// # Errors
-    /// Returns a sentence with the reason why it may not be approved.
-    pub fn may_approve(&self, id: u64) -> Result<String, String> {
+    /// Fails if there is no such request, or if it has been decided.
+    pub fn may_approve(&self, id: u64) -> Result<String, NotApproved> {
         let request = self.record.machines.requests().iter().find(|r| r.id == id);
-        let request = request.ok_or_else(|| format!("there is no request {id}; everstep approve lists them"))?;
+        let request = request.ok_or(NotApproved::Unknown { id })?;
         match request.stage {
             Stage::Noted | Stage::Asked | Stage::Failed { .. } => Ok(request.remedy.to_string()),
-            _ => Err(format!("request {id} has already been decided: {}", request.remedy)),
+            _ => Err(NotApproved::Decided { id, remedy: request.remedy.clone() }),
         }
     }
 
@@ -146,7 +146,7 @@ impl Job {
     }
 
     /// Records the machine provider's answer.
-    pub(super) fn provisioned(&mut self, now: Time, id: u64, result: Result<(), String>, out: &mut Output) {
+    pub(super) fn provisioned(&mut self, now: Time, id: u64, result: Result<(), NotProvisioned>, out: &mut Output) {
         self.provisioning.finish(id);
         let Some(request) = self.record.machines.request_mut(id) else { return };
         let Stage::Due { tries, .. } = request.stage else { return };
@@ -156,7 +156,7 @@ impl Job {
             (Err(_), _) if tries + 1 < TRIES => {
                 Stage::Due { tries: tries + 1, at: now.after(AGAIN * 2u32.saturating_pow(tries)) }
             }
-            (Err(why), _) => Stage::Failed { why },
+            (Err(NotProvisioned(why)), _) => Stage::Failed { why },
         };
         let request = request.clone();
         if let (Stage::Failed { why }, Some(session)) = (&request.stage, self.leader()) {

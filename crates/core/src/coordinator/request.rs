@@ -114,3 +114,18 @@ impl Request {
         decided && this
     }
 }
+
+/// Why a person cannot approve a request.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotApproved {
+    #[error("there is no request {id}; everstep approve lists them")]
+    Unknown { id: u64 },
+    #[error("request {id} has already been decided: {remedy}")]
+    Decided { id: u64, remedy: Remedy },
+}
+
+/// Why the provisioner did not carry out a request, for people. Every cause has the same effect: the
+/// request is tried again, up to a limit.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct NotProvisioned(pub String);

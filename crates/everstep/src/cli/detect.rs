@@ -3,7 +3,7 @@
 use super::{Failure, print_json, runtime, text, write};
 use crate::detect::judge::{Score, faults};
 use crate::detect::settings::{File, Kind, Ready, models};
-use crate::detect::table::{Described, Episode, Read, series};
+use crate::detect::table::{Described, Episode, Read, TableError, series};
 use crate::detect::{alarm_chart, csv, parquet, prometheus};
 use clap::{Args, Subcommand};
 use everstep_core::exit_code::ExitCode;
@@ -173,7 +173,7 @@ impl From {
         let open = |path: &PathBuf| {
             fs::File::open(path).map_err(|e| Failure::usage(format!("cannot read {}: {e}", path.display())))
         };
-        let mut take = |path: &Path, found: Result<Read, String>| -> Result<(), Failure> {
+        let mut take = |path: &Path, found: Result<Read, TableError>| -> Result<(), Failure> {
             let mut found = found.map_err(|e| Failure::usage(format!("{}: {e}", path.display())))?;
             for episode in found.episodes.iter_mut().filter(|e| many && e.name.is_empty()) {
                 // With several files, each is an episode.

@@ -53,10 +53,9 @@ pub fn run(o: &PlanOptions) -> Result<i32, Failure> {
     let mut now = read(&file(&o.cluster)?, &file(&o.jobs)?, mode).map_err(Failure::usage)?;
     for event in &o.event {
         now = match event.strip_prefix("launch:") {
-            Some(file) => now.launched(&text(Path::new(file))?),
-            None => now.after(event),
-        }
-        .map_err(Failure::usage)?;
+            Some(file) => now.launched(&text(Path::new(file))?).map_err(Failure::usage)?,
+            None => now.after(event).map_err(Failure::usage)?,
+        };
     }
     let plan = solve(&now.problem);
     let (nodes, why) = (assign(&now.nodes, &plan), reasons(&now.problem, &plan));

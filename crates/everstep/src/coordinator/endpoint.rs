@@ -21,9 +21,12 @@ pub struct EndpointFile {
 }
 
 impl EndpointFile {
+    /// Name of the file in a store's directory.
+    pub(super) const NAME: &str = "endpoint.json";
+
     /// Returns the path of the file in a store's directory.
     pub fn path(store: &Path) -> PathBuf {
-        store.join("endpoint.json")
+        store.join(Self::NAME)
     }
 
     /// Reads the file. Returns `None` if it does not exist or this version cannot read it.

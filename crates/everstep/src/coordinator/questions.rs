@@ -6,13 +6,14 @@ use crate::metrics::Live;
 use everstep_core::coordinator::command::Fact;
 use everstep_core::coordinator::event::Event;
 use everstep_core::coordinator::job::{Job, Node, NodeState, Phase};
-use everstep_core::coordinator::request::Request;
+use everstep_core::coordinator::request::{NotProvisioned, Request};
 use everstep_core::id::{JobId, NodeId, Rank, Step};
 use everstep_core::injection::Injection;
 use everstep_core::message::Hello;
 use everstep_core::progress::RankProgress;
 use everstep_wire::envelope::ToAgent;
 use everstep_wire::output::{CoordinatorStatus, FIRST, JobStatus, NodeStatus, Phase as PhaseName, RequestStatus};
+use everstep_wire::server::{ApproveError, InjectError};
 
 /// Returns the newest step that all nodes have in memory, with its copies. A single node has no
 /// copies elsewhere.
@@ -34,27 +35,28 @@ impl Driver {
         let (program, inbox) = (self.provisioner.clone(), self.inbox.clone());
         tokio::spawn(async move {
             let result = crate::provisioner::carry_out(program.as_deref(), &job, &request).await;
+            let result = result.map_err(|e| NotProvisioned(e.to_string()));
             let _ = inbox.send(Input::Provisioned(job, request.id, result));
         });
     }
 
     /// Approves a request, and returns its description.
-    pub(super) fn approve(&mut self, job: JobId, id: u64) -> Result<String, String> {
-        let known = self.core.jobs().get(&job).ok_or_else(|| format!("this coordinator has no job {job}"))?;
+    pub(super) fn approve(&mut self, job: JobId, id: u64) -> Result<String, ApproveError> {
+        let known = self.core.jobs().get(&job).ok_or_else(|| ApproveError::UnknownJob { job: job.to_string() })?;
         let what = known.may_approve(id)?;
         self.event(Event::Approved { job, id });
         Ok(what)
     }
 
     /// Injects a fault into the node of a rank, and returns the node.
-    pub(super) fn inject(&mut self, id: &JobId, injection: Injection) -> Result<NodeId, String> {
-        let job = self.core.jobs().get(id).ok_or_else(|| format!("this coordinator has no job {id}"))?;
+    pub(super) fn inject(&mut self, id: &JobId, injection: Injection) -> Result<NodeId, InjectError> {
+        let job = self.core.jobs().get(id).ok_or_else(|| InjectError::UnknownJob { job: id.to_string() })?;
         let training = matches!(job.phase(), Phase::Training { .. });
         let slot = job.record().world.slot_of(Rank(injection.rank)).filter(|_| training);
-        let slot = slot.ok_or_else(|| format!("job {id} has no rank {} in training", injection.rank))?;
+        let slot = slot.ok_or_else(|| InjectError::NoRank { job: id.to_string(), rank: injection.rank })?;
         let node = slot.node.clone();
         let peer = job.nodes().get(&node).and_then(|n| self.peers.get(&n.session?));
-        let peer = peer.ok_or_else(|| format!("node {node} is not attached"))?;
+        let peer = peer.ok_or_else(|| InjectError::NotAttached { node: node.clone() })?;
         let _ = peer.orders.send(ToAgent::Inject(injection));
         self.write(&id.0, Fact::Injected { node: node.clone(), injection });
         Ok(node)

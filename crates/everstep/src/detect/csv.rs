@@ -1,7 +1,7 @@
 //! Comma-separated tables. Wide: `time,machine[,role][,domain][,episode],METRIC,…`; long:
 //! `time,machine,…,metric,value`. Times are RFC 3339, or seconds since 1970 or any other origin.
 
-use super::table::Row;
+use super::table::{Row, TableError};
 use std::io::Read;
 
 /// Parses a time, and returns seconds.
@@ -27,16 +27,9 @@ struct Columns {
 }
 
 impl Columns {
-    fn of(header: &[String]) -> Result<Columns, String> {
+    fn of(header: &[String]) -> Result<Columns, TableError> {
         let at = |name: &str| header.iter().position(|h| h.trim().eq_ignore_ascii_case(name));
-        let need = |name: &str| {
-            at(name).ok_or_else(|| {
-                format!(
-                    "the header has no column {name}: tables need time,machine[,role][,domain][,episode] and either one column per metric or metric,value (found: {})",
-                    header.join(",")
-                )
-            })
-        };
+        let need = |name: &'static str| at(name).ok_or_else(|| TableError::NoColumn { name, found: header.to_vec() });
         let (time, machine) = (need("time")?, need("machine")?);
         let (role, domain, episode) = (at("role"), at("domain"), at("episode"));
         let long = at("metric").zip(at("value"));
@@ -44,22 +37,21 @@ impl Columns {
         let rest = header.iter().enumerate().filter(|(n, name)| !taken.contains(n) && !name.trim().is_empty());
         let metrics: Vec<(usize, String)> = rest.map(|(n, name)| (n, name.trim().to_owned())).collect();
         if metrics.is_empty() {
-            return Err("the first line names no metric".into());
+            return Err(TableError::NoMetric);
         }
         Ok(Columns { time, machine, role, domain, episode, long, metrics })
     }
 
-    fn row(&self, field: impl Fn(usize) -> String, line: u64) -> Result<Row, String> {
+    fn row(&self, field: impl Fn(usize) -> String, line: u64) -> Result<Row, TableError> {
         let text = |n: Option<usize>| n.map(&field).filter(|f| !f.is_empty());
         let said = field(self.time);
-        let time = time(&said)
-            .ok_or_else(|| format!("line {line}: {said:?} is not a time (seconds, or 2026-01-31T12:00:00Z)"))?;
-        let value = |n: usize, name: &str| -> Result<f32, String> {
+        let time = time(&said).ok_or(TableError::Time { line, text: said })?;
+        let value = |n: usize, name: &str| -> Result<f32, TableError> {
             let said = field(n);
             match said.to_ascii_lowercase().as_str() {
                 // The various spellings of a missing value.
                 "" | "nan" | "null" | "none" | "na" | "n/a" | "-" => Ok(f32::NAN),
-                _ => said.parse().map_err(|_| format!("line {line}: {said:?} of {name} is not a number")),
+                _ => said.parse().map_err(|_| TableError::Value { line, metric: name.to_owned(), text: said }),
             }
         };
         let values = match self.long {
@@ -72,7 +64,7 @@ impl Columns {
                 .metrics
                 .iter()
                 .map(|(n, name)| Ok((name.clone(), value(*n, name)?)))
-                .collect::<Result<_, String>>()?,
+                .collect::<Result<_, TableError>>()?,
         };
         Ok(Row {
             episode: text(self.episode).unwrap_or_default(),
@@ -90,12 +82,12 @@ impl Columns {
 ///
 /// # Errors
 /// Fails if the first line does not name the required columns.
-pub fn rows(from: impl Read + 'static) -> Result<impl Iterator<Item = Result<Row, String>>, String> {
+pub fn rows(from: impl Read + 'static) -> Result<impl Iterator<Item = Result<Row, TableError>>, TableError> {
     let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(from);
-    let header = reader.headers().map_err(|e| format!("it cannot be read as a table: {e}"))?;
+    let header = reader.headers()?;
     let columns = Columns::of(&header.iter().map(str::to_owned).collect::<Vec<_>>())?;
     Ok(reader.into_records().map(move |record| {
-        let record = record.map_err(|e| format!("it cannot be read as a table: {e}"))?;
+        let record = record?;
         let line = record.position().map_or(0, csv::Position::line);
         columns.row(|n| record.get(n).unwrap_or("").to_owned(), line)
     }))
@@ -107,8 +99,8 @@ pub fn rows(from: impl Read + 'static) -> Result<impl Iterator<Item = Result<Row
 /// Those of [`rows`].
 pub fn of_fields(
     header: Vec<String>,
-    records: impl Iterator<Item = Result<Vec<String>, String>>,
-) -> Result<impl Iterator<Item = Result<Row, String>>, String> {
+    records: impl Iterator<Item = Result<Vec<String>, TableError>>,
+) -> Result<impl Iterator<Item = Result<Row, TableError>>, TableError> {
     let columns = Columns::of(&header)?;
     Ok((1u64..).zip(records).map(move |(line, record)| {
         let record = record?;
@@ -121,7 +113,7 @@ mod tests {
     use super::*;
 
     fn read(text: &'static str) -> Result<Vec<Row>, String> {
-        rows(text.as_bytes())?.collect()
+        rows(text.as_bytes()).and_then(Iterator::collect).map_err(|e| e.to_string())
     }
 
     #[test]

@@ -17,29 +17,40 @@ pub struct Fault {
     pub span: (f64, f64),
 }
 
+/// A table of faults that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FaultsError {
+    #[error("it cannot be read as a table: {0}")]
+    Csv(#[from] csv::Error),
+    #[error("there is no column {name}; the file needs machine,start,end[,episode]")]
+    NoColumn { name: &'static str },
+    #[error("line {line}: {text:?} is not a time")]
+    Time { line: u64, text: String },
+    #[error("line {line}: the fault ends before it begins")]
+    EndsBeforeStart { line: u64 },
+}
+
 /// Reads `machine,start,end[,episode]`.
 ///
 /// # Errors
-/// Fails if a column is missing or a line is invalid; the message names the line.
-pub fn faults(from: impl Read) -> Result<Vec<Fault>, String> {
+/// Fails if a column is missing or a line is invalid; the error has the line's number.
+pub fn faults(from: impl Read) -> Result<Vec<Fault>, FaultsError> {
     let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(from);
-    let header = reader.headers().map_err(|e| format!("it cannot be read as a table: {e}"))?.clone();
+    let header = reader.headers()?.clone();
     let at = |name: &str| header.iter().position(|h| h.eq_ignore_ascii_case(name));
-    let need = |name: &str| {
-        at(name).ok_or_else(|| format!("there is no column {name}; the file needs machine,start,end[,episode]"))
-    };
+    let need = |name: &'static str| at(name).ok_or(FaultsError::NoColumn { name });
     let (machine, start, end, episode) = (need("machine")?, need("start")?, need("end")?, at("episode"));
     let mut all = Vec::new();
     for record in reader.records() {
-        let record = record.map_err(|e| format!("it cannot be read as a table: {e}"))?;
+        let record = record?;
         let line = record.position().map_or(0, csv::Position::line);
         let time = |n: usize| {
             let said = record.get(n).unwrap_or("");
-            super::csv::time(said).ok_or_else(|| format!("line {line}: {said:?} is not a time"))
+            super::csv::time(said).ok_or_else(|| FaultsError::Time { line, text: said.to_owned() })
         };
         let span = (time(start)?, time(end)?);
         if span.1 < span.0 {
-            return Err(format!("line {line}: the fault ends before it begins"));
+            return Err(FaultsError::EndsBeforeStart { line });
         }
         let text = |n: Option<usize>| n.and_then(|n| record.get(n)).unwrap_or("").to_owned();
         all.push(Fault { episode: text(episode), machine: text(Some(machine)), span });
@@ -124,6 +135,7 @@ mod tests {
         score.add(&of, &[alarm(&[0], 160), alarm(&[0, 1], 300), alarm(&[2], 700)], &faults);
         assert_eq!((score.right.clone(), score.wrong, score.missed, score.days), (vec![60.0], 2, 1, 3.0));
         assert_eq!((score.precision(), score.recall(), score.delay()), (Some(1.0 / 3.0), Some(0.5), Some(60.0)));
-        assert!(super::faults("machine,start\na,1\n".as_bytes()).unwrap_err().contains("no column end"));
+        let no_end = super::faults("machine,start\na,1\n".as_bytes()).unwrap_err();
+        assert!(no_end.to_string().contains("no column end"));
     }
 }

@@ -6,7 +6,7 @@
 
 use super::csv::of_fields;
 use super::footer;
-use super::table::Row;
+use super::table::{Row, TableError};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::ParquetMetaData;
 use parquet::file::reader::{ChunkReader, FileReader, Length, SerializedFileReader};
@@ -34,14 +34,14 @@ fn text(of: &Field) -> String {
 ///
 /// # Errors
 /// Fails if it is not a Parquet file, or lacks a column.
-pub fn rows(file: impl ChunkReader + 'static) -> Result<impl Iterator<Item = Result<Row, String>>, String> {
+pub fn rows(file: impl ChunkReader + 'static) -> Result<impl Iterator<Item = Result<Row, TableError>>, TableError> {
     let footer = read(|| footer_of(&file))?;
     if !footer::is_plausible(&footer) {
-        return Err(unreadable("its footer is damaged"));
+        return Err(TableError::DamagedParquet("its footer is damaged"));
     }
     let reader = read(|| SerializedFileReader::new(Checked(file)))?;
     if !is_consistent(reader.metadata()) {
-        return Err(unreadable("its columns have different lengths, or are not flat"));
+        return Err(TableError::DamagedParquet("its columns have different lengths, or are not flat"));
     }
     let schema = reader.metadata().file_metadata().schema_descr();
     let header: Vec<String> = schema.columns().iter().map(|c| c.name().to_owned()).collect();
@@ -55,15 +55,11 @@ pub fn rows(file: impl ChunkReader + 'static) -> Result<impl Iterator<Item = Res
     of_fields(header, records)
 }
 
-fn unreadable(why: impl std::fmt::Display) -> String {
-    format!("it cannot be read as Parquet: {why}")
-}
-
 /// Calls the reader, whose panics mean that the file is damaged.
-fn read<T>(call: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, String> {
+fn read<T>(call: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, TableError> {
     match catch_unwind(AssertUnwindSafe(call)) {
-        Ok(done) => done.map_err(unreadable),
-        Err(_) => Err(unreadable("the file is damaged")),
+        Ok(done) => Ok(done?),
+        Err(_) => Err(TableError::DamagedParquet("the file is damaged")),
     }
 }
 
@@ -145,6 +141,6 @@ mod tests {
         let all: Vec<Row> = rows(file).unwrap().collect::<Result<_, _>>().unwrap();
         assert_eq!((all[0].time, all[0].machine.as_str(), all[0].values[0].1), (100.0, "a", 0.5));
         assert!(all[1].machine == "b" && all[1].values[0].1.is_nan());
-        assert!(rows(tempfile::tempfile().unwrap()).err().unwrap().contains("as Parquet"));
+        assert!(rows(tempfile::tempfile().unwrap()).err().unwrap().to_string().contains("as Parquet"));
     }
 }

@@ -71,12 +71,40 @@ impl Asked {
     }
 }
 
+/// Why a server's samples cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum QueryError {
+    /// The client cannot be set up on this machine.
+    #[error(transparent)]
+    Client(reqwest::Error),
+    #[error("cannot query {url}: {}; is a Prometheus server running there?", innermost(source))]
+    Unreachable { url: String, source: reqwest::Error },
+    #[error("cannot read the answer of {url}: {source}")]
+    Answer { url: String, source: reqwest::Error },
+    #[error("{url} responds ({status}), but not like a Prometheus server; use the URL without /api/v1")]
+    NotPrometheus { url: String, status: reqwest::StatusCode },
+    #[error("{url} refuses the query {query}: {error}")]
+    Refused { url: String, query: String, error: String },
+    #[error(
+        "{url} has no known metrics (node_exporter's, DCGM-exporter's) in this period, or none with the label {label}; \
+         see --since, --until and --machine-label"
+    )]
+    NoMetrics { url: String, label: String },
+}
+
+/// Returns the message of the first cause, which is the most precise one.
+fn innermost(error: &reqwest::Error) -> String {
+    std::iter::successors(Some(error as &dyn std::error::Error), |e| e.source())
+        .last()
+        .map_or(String::new(), ToString::to_string)
+}
+
 async fn ask(
     client: &reqwest::Client,
     of: &Asked,
     query: &str,
     time: RangeInclusive<i64>,
-) -> Result<Vec<Found>, String> {
+) -> Result<Vec<Found>, QueryError> {
     let url = format!("{}/api/v1/query_range", of.url.trim_end_matches('/'));
     let form = [
         ("query", query.to_owned()),
@@ -87,20 +115,15 @@ async fn ask(
     let body: Vec<String> = form.iter().map(|(key, value)| format!("{key}={}", encoded(value))).collect();
     let sent =
         client.post(&url).header("content-type", "application/x-www-form-urlencoded").body(body.join("&")).send().await;
-    let answer = sent.map_err(|e| {
-        let why = std::iter::successors(Some(&e as &dyn std::error::Error), |e| e.source())
-            .last()
-            .map_or(String::new(), ToString::to_string);
-        format!("cannot query {}: {why}; is a Prometheus server running there?", of.url)
-    })?;
+    let server = || of.url.clone();
+    let answer = sent.map_err(|source| QueryError::Unreachable { url: server(), source })?;
     let status = answer.status();
-    let text = answer.text().await.map_err(|e| format!("cannot read the answer of {}: {e}", of.url))?;
-    let answer: Answer = serde_json::from_str(&text).map_err(|_| {
-        format!("{} responds ({status}), but not like a Prometheus server; use the URL without /api/v1", of.url)
-    })?;
+    let text = answer.text().await.map_err(|source| QueryError::Answer { url: server(), source })?;
+    let answer: Answer =
+        serde_json::from_str(&text).map_err(|_| QueryError::NotPrometheus { url: server(), status })?;
     match answer.data.filter(|_| answer.status == "success") {
         Some(data) => Ok(data.result),
-        None => Err(format!("{} refuses the query {query}: {}", of.url, answer.error)),
+        None => Err(QueryError::Refused { url: server(), query: query.to_owned(), error: answer.error }),
     }
 }
 
@@ -117,8 +140,8 @@ fn encoded(text: &str) -> String {
 ///
 /// # Errors
 /// Fails if there is no such server, if it refuses a query, or if it has no known metric.
-pub async fn rows(of: &Asked) -> Result<Vec<Row>, String> {
-    let client = reqwest::Client::builder().timeout(PATIENCE).no_proxy().build().map_err(|e| e.to_string())?;
+pub async fn rows(of: &Asked) -> Result<Vec<Row>, QueryError> {
+    let client = reqwest::Client::builder().timeout(PATIENCE).no_proxy().build().map_err(QueryError::Client)?;
     let mut all: BTreeMap<(String, i64), Vec<(String, f32)>> = BTreeMap::new();
     for (name, query) in of.queries() {
         let mut start = of.span.0;
@@ -139,11 +162,7 @@ pub async fn rows(of: &Asked) -> Result<Vec<Row>, String> {
         }
     }
     if all.is_empty() {
-        return Err(format!(
-            "{} has no known metrics (node_exporter's, DCGM-exporter's) in this period, or none with the label {}; see \
-             --since, --until and --machine-label",
-            of.url, of.machine
-        ));
+        return Err(QueryError::NoMetrics { url: of.url.clone(), label: of.machine.clone() });
     }
     let row = |((machine, at), values)| Row { time: at as f64, machine, values, ..Row::default() };
     Ok(all.into_iter().map(row).collect())

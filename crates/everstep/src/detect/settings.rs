@@ -2,7 +2,7 @@
 
 use everstep_detector::Series;
 use everstep_detector::alarms::{Alarm, minder, robust};
-use everstep_detector::models::Models;
+use everstep_detector::models::{Models, ModelsError};
 use everstep_detector::robust::Settings;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -47,35 +47,57 @@ pub enum Ready {
     Off,
 }
 
+/// Settings that cannot be used, or models that cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    #[error("cannot read {}: {source}", path.display())]
+    Io { path: PathBuf, source: std::io::Error },
+    /// The file of settings is not TOML, or has an unknown field.
+    #[error("{}: {}", path.display(), source.message())]
+    Parse { path: PathBuf, source: Box<toml::de::Error> },
+    #[error("share, group, accomplice, dead and effect must be above 0 and at most 1")]
+    Shares,
+    #[error("faint and clear are numbers of standard deviations, above 0")]
+    Deviations,
+    #[error("per_doubling is from 0 to 1, and few at least 1 machine")]
+    FewMachines,
+    #[error("one_family_s, two_families_s, dead_s and known_s are from 5 to 315 seconds")]
+    Times,
+    #[error("{}: {source}", path.display())]
+    Models { path: PathBuf, source: ModelsError },
+    /// The models that ship with the program cannot be used.
+    #[error(transparent)]
+    ShippedModels(ModelsError),
+}
+
 impl File {
     /// Reads the file.
     ///
     /// # Errors
     /// Fails if the file cannot be read or has invalid settings.
-    pub fn read(path: &Path) -> Result<File, String> {
-        let text = crate::user_file::read(path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
-        toml::from_str(&text).map_err(|e| format!("{}: {}", path.display(), e.message()))
+    pub fn read(path: &Path) -> Result<File, SettingsError> {
+        toml::from_str(&text(path)?).map_err(|e| SettingsError::Parse { path: path.to_owned(), source: Box::new(e) })
     }
 
     /// Checks the settings and loads the models.
     ///
     /// # Errors
     /// Fails if the models cannot be read, or if a time or share is out of range.
-    pub fn ready(&self) -> Result<Ready, String> {
+    pub fn ready(&self) -> Result<Ready, SettingsError> {
         let s = &self.robust;
         let shares = [s.share, s.group, s.accomplice, s.dead, s.effect];
         if shares.iter().any(|x| !(*x > 0.0 && *x <= 1.0)) {
-            return Err("share, group, accomplice, dead and effect must be above 0 and at most 1".into());
+            return Err(SettingsError::Shares);
         }
         if ![s.faint, s.clear].iter().all(|x| *x > 0.0 && x.is_finite()) {
-            return Err("faint and clear are numbers of standard deviations, above 0".into());
+            return Err(SettingsError::Deviations);
         }
         if !(0.0..=1.0).contains(&s.per_doubling) || s.few == 0 {
-            return Err("per_doubling is from 0 to 1, and few at least 1 machine".into());
+            return Err(SettingsError::FewMachines);
         }
         let times = [s.one_family_s, s.two_families_s, s.dead_s, s.known_s];
         if times.iter().any(|t| !(5..=315).contains(t)) {
-            return Err("one_family_s, two_families_s, dead_s and known_s are from 5 to 315 seconds".into());
+            return Err(SettingsError::Times);
         }
         Ok(match self.detector {
             Kind::Robust => Ready::Robust(*s),
@@ -85,16 +107,19 @@ impl File {
     }
 }
 
+fn text(path: &Path) -> Result<String, SettingsError> {
+    crate::user_file::read(path).map_err(|source| SettingsError::Io { path: path.to_owned(), source })
+}
+
 /// Returns the models in a file, or those that ship with the program.
 ///
 /// # Errors
 /// Fails if the file cannot be read.
-pub fn models(path: Option<&Path>) -> Result<Models, String> {
+pub fn models(path: Option<&Path>) -> Result<Models, SettingsError> {
     match path {
-        None => Models::read(DEFAULT).map_err(|e| e.to_string()),
+        None => Models::read(DEFAULT).map_err(SettingsError::ShippedModels),
         Some(path) => {
-            let text = crate::user_file::read(path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
-            Models::read(&text).map_err(|e| format!("{}: {e}", path.display()))
+            Models::read(&text(path)?).map_err(|source| SettingsError::Models { path: path.to_owned(), source })
         }
     }
 }

@@ -3,6 +3,7 @@
 use everstep_core::median::median;
 use everstep_detector::catalogue::by_name;
 use everstep_detector::{Metric, Series, group_numbers};
+use parquet::errors::ParquetError;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -13,6 +14,54 @@ const MOST: usize = 1 << 30;
 const HOLDS: i64 = 60;
 /// Seconds between samples beyond which verdicts are noticeably delayed.
 const COARSE: i64 = 5;
+
+/// A table that cannot become series.
+#[derive(Debug, thiserror::Error)]
+pub enum TableError {
+    #[error("it cannot be read as a table: {0}")]
+    Csv(#[from] csv::Error),
+    #[error("it cannot be read as Parquet: {0}")]
+    Parquet(#[from] ParquetError),
+    /// The file is damaged in a way that the reader of Parquet does not notice.
+    #[error("it cannot be read as Parquet: {0}")]
+    DamagedParquet(&'static str),
+    #[error(
+        "the header has no column {name}: tables need time,machine[,role][,domain][,episode] and either one column \
+         per metric or metric,value (found: {})",
+        found.join(",")
+    )]
+    NoColumn { name: &'static str, found: Vec<String> },
+    #[error("the first line names no metric")]
+    NoMetric,
+    #[error("line {line}: {text:?} is not a time (seconds, or 2026-01-31T12:00:00Z)")]
+    Time { line: u64, text: String },
+    #[error("line {line}: {text:?} of {metric} is not a number")]
+    Value { line: u64, metric: String, text: String },
+    #[error("line {line}: the time is not a number")]
+    NotFinite { line: u64 },
+    #[error("line {line}: the machine has no name")]
+    NoMachine { line: u64 },
+    #[error("line {line}: machine {machine} has two roles; a machine has one in a run")]
+    TwoRoles { line: u64, machine: String },
+    #[error(
+        "line {line}: machine {machine} has two values of {metric} for second {second}; each machine may have only \
+         one (do two machines share a name?)"
+    )]
+    TwoValues { line: u64, machine: String, metric: String, second: i64 },
+    #[error("there are no samples: a table has rows of time, machine and metrics")]
+    Empty,
+    #[error(
+        "{}{seconds} seconds of {machines} machines and {metrics} metrics are too much to load at once; split the \
+         file by time, or check that the times are in seconds",
+        of_episode(episode)
+    )]
+    TooLarge { episode: String, seconds: usize, machines: usize, metrics: usize },
+}
+
+/// Returns the beginning of a message about an episode.
+fn of_episode(name: &str) -> String {
+    if name.is_empty() { String::new() } else { format!("episode {name}: ") }
+}
 
 /// One sample, or several of one machine at one time.
 #[derive(Clone, Debug, Default)]
@@ -74,7 +123,7 @@ struct Building {
 /// # Errors
 /// Fails if there are no rows, if a machine has two values at one time, or if there is too much for
 /// memory.
-pub fn series(rows: impl Iterator<Item = Result<Row, String>>, described: &Described) -> Result<Read, String> {
+pub fn series(rows: impl Iterator<Item = Result<Row, TableError>>, described: &Described) -> Result<Read, TableError> {
     let mut metrics: Vec<String> = Vec::new();
     let mut numbers: HashMap<String, usize> = HashMap::new();
     let mut all: BTreeMap<String, Building> = BTreeMap::new();
@@ -82,18 +131,15 @@ pub fn series(rows: impl Iterator<Item = Result<Row, String>>, described: &Descr
     for row in rows {
         let row = row?;
         if !row.time.is_finite() {
-            return Err(format!("line {}: the time is not a number", row.line));
+            return Err(TableError::NotFinite { line: row.line });
         }
         if row.machine.is_empty() {
-            return Err(format!("line {}: the machine has no name", row.line));
+            return Err(TableError::NoMachine { line: row.line });
         }
         let of = all.entry(row.episode.clone()).or_default();
         let about = of.machines.entry(row.machine.clone()).or_insert((row.role.clone(), row.domain.clone()));
         if row.role.is_some() && about.0.is_some() && about.0 != row.role {
-            return Err(format!(
-                "line {}: machine {} has two roles; a machine has one in a run",
-                row.line, row.machine
-            ));
+            return Err(TableError::TwoRoles { line: row.line, machine: row.machine });
         }
         let second = row.time.floor() as i64;
         for (name, value) in row.values {
@@ -106,18 +152,14 @@ pub fn series(rows: impl Iterator<Item = Result<Row, String>>, described: &Descr
                 continue;
             }
             if of.samples.insert((row.machine.clone(), second, number), value).is_some() {
-                let metric = metrics.get(number).map_or("", String::as_str);
-                return Err(format!(
-                    "line {}: machine {} has two values of {metric} for second {second}; each machine may have only \
-                     one (do two machines share a name?)",
-                    row.line, row.machine
-                ));
+                let metric = metrics.get(number).cloned().unwrap_or_default();
+                return Err(TableError::TwoValues { line: row.line, machine: row.machine, metric, second });
             }
         }
         of.times.entry(row.machine).or_default().insert(second);
     }
     if all.is_empty() || metrics.is_empty() {
-        return Err("there are no samples: a table has rows of time, machine and metrics".into());
+        return Err(TableError::Empty);
     }
     let mut read = Read::default();
     let metrics = described_as(&metrics, described, &mut read.warnings);
@@ -162,20 +204,15 @@ fn interval(times: &BTreeMap<String, BTreeSet<i64>>) -> i64 {
     median(apart).unwrap_or(1).max(1)
 }
 
-fn episode(name: String, of: Building, metrics: &[Metric], warnings: &mut Vec<String>) -> Result<Episode, String> {
-    let called = if name.is_empty() { String::new() } else { format!("episode {name}: ") };
+fn episode(name: String, of: Building, metrics: &[Metric], warnings: &mut Vec<String>) -> Result<Episode, TableError> {
+    let called = of_episode(&name);
     let first = of.times.values().filter_map(|t| t.first()).min().copied().unwrap_or(0);
     let last = of.times.values().filter_map(|t| t.last()).max().copied().unwrap_or(first);
     let machines: Vec<String> = of.machines.keys().cloned().collect();
     let seconds = usize::try_from(last.saturating_sub(first)).unwrap_or(usize::MAX).saturating_add(1);
     let samples = seconds.saturating_mul(machines.len()).saturating_mul(metrics.len());
     if samples > MOST {
-        return Err(format!(
-            "{called}{seconds} seconds of {} machines and {} metrics are too much to load at once; split the file by \
-             time, or check that the times are in seconds",
-            machines.len(),
-            metrics.len()
-        ));
+        return Err(TableError::TooLarge { episode: name, seconds, machines: machines.len(), metrics: metrics.len() });
     }
     if machines.len() < 3 {
         warnings
@@ -212,7 +249,7 @@ fn episode(name: String, of: Building, metrics: &[Metric], warnings: &mut Vec<St
 mod tests {
     use super::*;
 
-    fn row(time: f64, machine: &str, value: f32, line: u64) -> Result<Row, String> {
+    fn row(time: f64, machine: &str, value: f32, line: u64) -> Result<Row, TableError> {
         let values = vec![("cpu".into(), value), ("fan".into(), 1.0)];
         Ok(Row { time, machine: machine.into(), values, line, ..Row::default() })
     }
@@ -231,10 +268,10 @@ mod tests {
     #[test]
     fn a_machine_twice_is_said_and_where() {
         let twice = series(vec![row(1.0, "a", 1.0, 2), row(1.4, "a", 2.0, 3)].into_iter(), &Described::default());
-        assert!(twice.unwrap_err().contains("line 3: machine a has two values of cpu"));
+        assert!(twice.unwrap_err().to_string().contains("line 3: machine a has two values of cpu"));
         assert!(series(std::iter::empty(), &Described::default()).is_err());
         let far = series(vec![row(0.0, "a", 1.0, 2), row(1.7e12, "b", 2.0, 3)].into_iter(), &Described::default());
-        assert!(far.unwrap_err().contains("check that the times are in seconds"));
+        assert!(far.unwrap_err().to_string().contains("check that the times are in seconds"));
         // 2^63 is beyond the last second that can be counted, so it is taken for that one.
         let last = series(
             [9.223_372_036_854_775e18, 1e19].map(|time| row(time, "a", 1.0, 1)).into_iter(),

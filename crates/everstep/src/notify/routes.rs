@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// One destination of notices.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -78,24 +78,43 @@ impl Route {
     }
 }
 
+/// Why a user's file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RoutesError {
+    #[error("cannot read --notify {}: {source}", path.display())]
+    Io { path: PathBuf, source: std::io::Error },
+    /// The file is not TOML, or has an unknown or missing field.
+    #[error("--notify {}: {}", path.display(), source.message())]
+    Parse { path: PathBuf, source: Box<toml::de::Error> },
+    #[error(
+        "--notify {}: no [[route]] in it; write, for example: [[route]] kind = \"webhook\" url = \"http://…\"",
+        path.display()
+    )]
+    NoRoute { path: PathBuf },
+    #[error(
+        "--notify {}: slack wants the url of an incoming webhook, or a token and a channel",
+        path.display()
+    )]
+    Slack { path: PathBuf },
+}
+
 /// Reads a user's file.
 ///
 /// # Errors
-/// Explains what is wrong with the file.
-pub fn read(path: &Path) -> Result<Vec<Route>, String> {
-    let text = crate::user_file::read(path).map_err(|e| format!("cannot read --notify {}: {e}", path.display()))?;
-    let of = |why: String| format!("--notify {}: {why}", path.display());
-    let routes: Routes = toml::from_str(&text).map_err(|e| of(e.message().to_owned()))?;
+/// Fails if the file cannot be read, is malformed, or has no usable route.
+pub fn read(path: &Path) -> Result<Vec<Route>, RoutesError> {
+    let place = || path.to_owned();
+    let text = crate::user_file::read(path).map_err(|source| RoutesError::Io { path: place(), source })?;
+    let routes: Routes =
+        toml::from_str(&text).map_err(|e| RoutesError::Parse { path: place(), source: Box::new(e) })?;
     if routes.route.is_empty() {
-        return Err(of(
-            "no [[route]] in it; write, for example: [[route]] kind = \"webhook\" url = \"http://…\"".into()
-        ));
+        return Err(RoutesError::NoRoute { path: place() });
     }
     for route in &routes.route {
         if let Route::Slack { url, token, channel } = route
             && (url.is_none() && token.is_none() || token.is_some() != channel.is_some())
         {
-            return Err(of("slack wants the url of an incoming webhook, or a token and a channel".into()));
+            return Err(RoutesError::Slack { path: place() });
         }
     }
     Ok(routes.route)
@@ -111,12 +130,12 @@ mod tests {
         let path = dir.path().join("notify.toml");
         let said = |text: &str| {
             std::fs::write(&path, text).unwrap();
-            read(&path).unwrap_err()
+            read(&path).unwrap_err().to_string()
         };
         assert!(said("").contains("no [[route]]"));
         assert!(said("[[route]]\nkind = \"slack\"").contains("slack wants"));
         assert!(said("[[route]]\nkind = \"mail\"").contains("mail"));
         std::fs::write(&path, "[[route]]\nkind = \"webhook\"\nurl = \"http://h\"").unwrap();
-        assert_eq!(read(&path), Ok(vec![Route::Webhook { url: "http://h".into(), secret: None }]));
+        assert_eq!(read(&path).unwrap(), [Route::Webhook { url: "http://h".into(), secret: None }]);
     }
 }

@@ -6,7 +6,7 @@ use everstep_core::coordinator::event::{StoreFailure, Version};
 use everstep_wire::private;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use rustix::fs::OFlags;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 const TABLE: TableDefinition<'_, &str, (Version, &[u8])> = TableDefinition::new("everstep");
@@ -18,20 +18,29 @@ pub struct RedbStore {
     why: Mutex<String>,
 }
 
+/// Why a store cannot be opened. Each message has the path and a remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("cannot open the store {}: {}", path.display(), advised(&source.to_string(), path))]
+    File { path: PathBuf, source: std::io::Error },
+    /// The file is damaged, locked, or of another version, or the disk fails.
+    #[error("cannot open the store {}: {}", path.display(), advised(&source.to_string(), path))]
+    Database { path: PathBuf, source: Box<redb::Error> },
+}
+
 impl RedbStore {
     /// Opens or creates the file.
     ///
     /// # Errors
-    /// Fails if the file cannot be used; the message names its path.
-    pub fn open(path: &Path) -> Result<Self, String> {
-        let say = |e: &dyn std::fmt::Display| {
-            format!("cannot open the store {}: {}", path.display(), advised(&e.to_string(), path))
-        };
-        let file = private::open(path, OFlags::RDWR | OFlags::CREATE).map_err(|e| say(&e))?;
-        let db = Database::builder().create_file(file).map_err(|e| say(&e))?;
-        let write = db.begin_write().map_err(|e| say(&e))?;
-        write.open_table(TABLE).map_err(|e| say(&e))?;
-        write.commit().map_err(|e| say(&e))?;
+    /// Fails if the file cannot be used.
+    pub fn open(path: &Path) -> Result<Self, OpenError> {
+        let failed = |e: redb::Error| OpenError::Database { path: path.to_owned(), source: Box::new(e) };
+        let file = private::open(path, OFlags::RDWR | OFlags::CREATE)
+            .map_err(|source| OpenError::File { path: path.to_owned(), source })?;
+        let db = Database::builder().create_file(file).map_err(|e| failed(e.into()))?;
+        let write = db.begin_write().map_err(|e| failed(e.into()))?;
+        write.open_table(TABLE).map_err(|e| failed(e.into()))?;
+        write.commit().map_err(|e| failed(e.into()))?;
         Ok(RedbStore { db, why: Mutex::default() })
     }
 

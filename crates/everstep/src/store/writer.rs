@@ -36,7 +36,7 @@ impl Writer {
                 }
                 (result, why)
             }
-            Err(why) => (Err(StoreFailure::Unavailable), why),
+            Err(e) => (Err(StoreFailure::Unavailable), e.to_string()),
         };
         let failing = result == Err(StoreFailure::Unavailable);
         if failing != std::mem::replace(&mut self.failing, failing) {

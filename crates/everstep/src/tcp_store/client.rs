@@ -294,7 +294,7 @@ mod tests {
         let (mut client, served) = connect(&shared, STORE_REQUEST_TIMEOUT).await;
         let expected = vec![7; 5000];
         client.write_all(&[&[query::COMPARE_SET][..], &text(b"k"), &text(&expected)].concat()).await.unwrap();
-        while !shared.audit().is_err_and(|why| why.starts_with("5097 bytes are counted")) {
+        while !shared.audit().is_err_and(|why| why.to_string().starts_with("5097 bytes are counted")) {
             tokio::task::yield_now().await;
         }
         client.write_all(&text(b"desired")).await.unwrap();

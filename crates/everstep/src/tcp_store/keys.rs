@@ -34,6 +34,16 @@ pub struct Shared {
     budget: MemoryBudget,
 }
 
+/// Memory that the budget counts wrongly.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AuditError {
+    #[error("{counted} bytes are counted, but {held} are held")]
+    Miscounted { counted: u64, held: u64 },
+    /// A key without values: only the reservations of values include their key.
+    #[error("the empty queue {} is kept but not counted", .0.escape_ascii())]
+    EmptyQueue(Vec<u8>),
+}
+
 /// A wait in progress. Dropping it cancels the wait.
 pub(super) struct Wait<'a> {
     shared: &'a Shared,
@@ -209,8 +219,8 @@ impl Shared {
     /// counts too little has no limit.
     ///
     /// # Errors
-    /// A message with both numbers, or about a queue that is not counted.
-    pub fn audit(&self) -> Result<(), String> {
+    /// Fails if the numbers differ, or if an empty queue is kept.
+    pub fn audit(&self) -> Result<(), AuditError> {
         let held = self.lock();
         let values: u64 = held.values.iter().map(|(key, value)| cost(key, value.len())).sum();
         let queued = |(key, queue): (&Vec<u8>, &VecDeque<Held>)| queue.iter().map(|v| cost(key, v.len())).sum::<u64>();
@@ -218,10 +228,10 @@ impl Shared {
         let waits: u64 = held.waiters.values().flat_map(|w| &w.keys).map(|k| cost(k, k.len())).sum();
         let (counted, found) = (self.budget.held(), values + queues + waits);
         if counted != found {
-            return Err(format!("{counted} bytes are counted, but {found} are held"));
+            return Err(AuditError::Miscounted { counted, held: found });
         }
         match held.queues.iter().find(|(_, queue)| queue.is_empty()) {
-            Some((key, _)) => Err(format!("the empty queue {} is kept but not counted", key.escape_ascii())),
+            Some((key, _)) => Err(AuditError::EmptyQueue(key.clone())),
             None => Ok(()),
         }
     }

@@ -1,7 +1,7 @@
 //! Jobs smaller than a node share nodes. They are packed before planning, so that a plan still
 //! assigns whole nodes (a failing node affects all small jobs on it, but no job that spans nodes).
 
-use super::{Written, speed};
+use super::{JobError, PlanFileError, Written, speed};
 use std::collections::BTreeMap;
 
 /// Packs jobs with these numbers of GPUs into nodes: largest first, each into the first node with
@@ -26,26 +26,23 @@ fn pack(gpus: &[u32], node: u32) -> Vec<Vec<usize>> {
 }
 
 /// Returns what a small job asks for: GPUs, and FLOP/s on them.
-fn asked(job: &Written, node: u64) -> Result<(u32, f64), String> {
+fn asked(job: &Written, node: u64) -> Result<(u32, f64), PlanFileError> {
     let gpus = job.gpus.unwrap_or(0);
     if !gpus.is_power_of_two() || u64::from(gpus) >= node {
-        return Err(format!(
-            "job {}: gpus = {gpus}: a job of less than a node has 1, 2, 4, … of its {node} GPUs; give nodes and throughput for a larger one",
-            job.id
-        ));
+        return Err(JobError::Gpus { job: job.id.clone(), gpus, node }.into());
     }
     if job.model.is_some() || !job.throughput.is_empty() {
-        return Err(format!("job {}: with gpus goes speed = \"300 TFLOP/s\", no throughput and no model", job.id));
+        return Err(JobError::SpeedOnly { job: job.id.clone() }.into());
     }
-    let text = job.speed.as_deref().ok_or_else(|| format!("job {}: give its speed, as in \"300 TFLOP/s\"", job.id))?;
+    let text = job.speed.as_deref().ok_or_else(|| JobError::NoSpeed { job: job.id.clone() })?;
     Ok((gpus, speed(&format!("job {}: speed", job.id), text)?))
 }
 
 /// Replaces the small jobs on each node by one job, whose id joins theirs with `+`. Also returns
 /// the new id for each small job.
-pub(super) fn packed(all: Vec<Written>, node: u64) -> Result<(Vec<Written>, BTreeMap<String, String>), String> {
+pub(super) fn packed(all: Vec<Written>, node: u64) -> Result<(Vec<Written>, BTreeMap<String, String>), PlanFileError> {
     let (small, mut rest): (Vec<Written>, Vec<Written>) = all.into_iter().partition(|j| j.gpus.is_some());
-    let asked = small.iter().map(|j| asked(j, node)).collect::<Result<Vec<_>, String>>()?;
+    let asked = small.iter().map(|j| asked(j, node)).collect::<Result<Vec<_>, _>>()?;
     let gpus: Vec<u32> = asked.iter().map(|(gpus, _)| *gpus).collect();
     let mut homes = BTreeMap::new();
     for on_node in pack(&gpus, u32::try_from(node).unwrap_or(u32::MAX)) {

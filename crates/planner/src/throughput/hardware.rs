@@ -66,15 +66,31 @@ const KNOWN: [(&str, &str); 5] = [
     ("h800", include_str!("hardware/h800.toml")),
 ];
 
+/// Returns the names of the built-in hardware, for users.
+fn names() -> String {
+    KNOWN.map(|(name, _)| name).join(", ")
+}
+
+/// Unknown or invalid hardware.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum HardwareError {
+    #[error("there is no hardware {name}: give one of {}, or a file (TOML)", names())]
+    Unknown { name: String },
+    /// The file is not TOML, or has an unknown or missing field.
+    #[error("the hardware's file: {}", .0.message())]
+    Parse(#[source] Box<toml::de::Error>),
+    #[error("hardware {hardware}: {what} = {amount} must be greater than zero")]
+    Amount { hardware: String, what: &'static str, amount: f64 },
+}
+
 impl Hardware {
     /// Returns built-in hardware by name.
     ///
     /// # Errors
-    /// Returns a sentence that lists the known names.
-    pub fn named(name: &str) -> Result<Hardware, String> {
+    /// Fails if there is no such hardware. The message lists the known names.
+    pub fn named(name: &str) -> Result<Hardware, HardwareError> {
         let Some((_, text)) = KNOWN.iter().find(|(known, _)| *known == name) else {
-            let names: Vec<&str> = KNOWN.iter().map(|(known, _)| *known).collect();
-            return Err(format!("there is no hardware {name}: give one of {}, or a file (TOML)", names.join(", ")));
+            return Err(HardwareError::Unknown { name: name.to_owned() });
         };
         Hardware::read(text)
     }
@@ -82,9 +98,9 @@ impl Hardware {
     /// Parses a hardware file (TOML).
     ///
     /// # Errors
-    /// Returns a sentence that says what is wrong.
-    pub fn read(text: &str) -> Result<Hardware, String> {
-        let found: Hardware = toml::from_str(text).map_err(|e| format!("the hardware's file: {}", e.message()))?;
+    /// Fails if the text is malformed, or if an amount is not greater than zero.
+    pub fn read(text: &str) -> Result<Hardware, HardwareError> {
+        let found: Hardware = toml::from_str(text).map_err(|e| HardwareError::Parse(Box::new(e)))?;
         let amounts = [
             ("peak_tflops", found.peak_tflops),
             ("memory_gib", found.memory_gib),
@@ -94,9 +110,7 @@ impl Hardware {
             ("gpus_per_node", found.gpus_per_node as f64),
         ];
         match amounts.into_iter().find(|(_, amount)| !(*amount > 0.0 && *amount < 1e9)) {
-            Some((what, amount)) => {
-                Err(format!("hardware {}: {what} = {amount} must be greater than zero", found.name))
-            }
+            Some((what, amount)) => Err(HardwareError::Amount { hardware: found.name, what, amount }),
             None => Ok(found),
         }
     }

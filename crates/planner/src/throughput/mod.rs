@@ -20,10 +20,10 @@ mod search;
 mod seconds;
 mod transformer;
 
-pub use hardware::{Fitted, Hardware};
+pub use hardware::{Fitted, Hardware, HardwareError};
 pub use layout::{Layout, Recompute};
 pub use memory::{Memory, memory};
-pub use points::{Calibration, Point, Split};
+pub use points::{Calibration, Point, PointError, PointsError, Split};
 pub use search::{Best, best, ranked};
 pub use seconds::{Seconds, iteration};
-pub use transformer::Transformer;
+pub use transformer::{ModelError, Transformer};

@@ -1,6 +1,6 @@
 //! Measured points, as a table with a source for each (CSV), and the calibration derived from them.
 
-use super::{Hardware, Layout, Recompute, Transformer};
+use super::{Hardware, Layout, ModelError, Recompute, Transformer};
 
 /// The use of a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,25 +36,59 @@ pub struct Point {
 /// The header of the table.
 const COLUMNS: &str = "source,hardware,model,hidden,layers,heads,vocabulary,sequence,batch,gpus,tensor,pipeline,interleaved,micro_batch,recompute,sequence_parallel,divided_optimizer,counts,tflops_per_gpu,split";
 
-fn point(line: &str) -> Result<Point, String> {
+/// An invalid table of points.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PointsError {
+    #[error("the points' first line must be: {COLUMNS}")]
+    Header,
+    #[error("line {line} of the points: {source}")]
+    Line { line: usize, source: PointError },
+}
+
+/// An invalid line of a table of points.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PointError {
+    #[error("too few columns")]
+    TooFewColumns,
+    #[error("{0} columns instead of 20")]
+    Columns(usize),
+    #[error("{0} is not a number")]
+    Number(String),
+    #[error("{0} is neither yes nor no")]
+    Flag(String),
+    #[error("{tensor} times {pipeline} does not divide {gpus} GPUs")]
+    Division { tensor: u64, pipeline: u64, gpus: u64 },
+    #[error("recompute = {0} is invalid; give none, selective or full")]
+    Recompute(String),
+    #[error("TFLOP/s must be greater than zero")]
+    Tflops,
+    #[error("counts = {0} is neither hardware nor model")]
+    Counts(String),
+    #[error("split = {0} is invalid; give fit, held-out or shown")]
+    Split(String),
+    #[error(transparent)]
+    Model(#[from] ModelError),
+}
+
+fn point(line: &str) -> Result<Point, PointError> {
     let cells: Vec<&str> = line.split(',').map(str::trim).collect();
     let [source, hardware, name, hidden, layers, heads, vocabulary, sequence, batch, gpus, tensor, pipeline, rest @ ..] =
         cells.as_slice()
     else {
-        return Err("too few columns".into());
+        return Err(PointError::TooFewColumns);
     };
     let [interleaved, micro_batch, recompute, along, divided, counts, tflops, split] = rest else {
-        return Err(format!("{} columns instead of 20", cells.len()));
+        return Err(PointError::Columns(cells.len()));
     };
-    let number = |text: &str| text.parse::<u64>().map_err(|_| format!("{text} is not a number"));
+    let number = |text: &str| text.parse::<u64>().map_err(|_| PointError::Number(text.to_owned()));
     let flag = |text: &str| match text {
         "yes" => Ok(true),
         "no" => Ok(false),
-        _ => Err(format!("{text} is neither yes nor no")),
+        _ => Err(PointError::Flag(text.to_owned())),
     };
     let (gpus, tensor, pipeline) = (number(gpus)?, number(tensor)?, number(pipeline)?);
     if tensor * pipeline == 0 || gpus == 0 || gpus % (tensor * pipeline) != 0 {
-        return Err(format!("{tensor} times {pipeline} does not divide {gpus} GPUs"));
+        return Err(PointError::Division { tensor, pipeline, gpus });
     }
     let model = Transformer {
         name: (*name).to_owned(),
@@ -75,8 +109,7 @@ fn point(line: &str) -> Result<Point, String> {
         data: gpus / tensor / pipeline,
         micro_batch: number(micro_batch)?.max(1),
         interleaved: number(interleaved)?.max(1),
-        recompute: Recompute::named(recompute)
-            .ok_or_else(|| format!("recompute = {recompute} is invalid; give none, selective or full"))?,
+        recompute: Recompute::named(recompute).ok_or_else(|| PointError::Recompute((*recompute).to_owned()))?,
         sequence_parallel: flag(along)?,
         divided_optimizer: flag(divided)?,
     };
@@ -86,17 +119,17 @@ fn point(line: &str) -> Result<Point, String> {
         hardware: (*hardware).to_owned(),
         model: model.checked()?,
         layout,
-        tflops: tflops.ok_or("TFLOP/s must be greater than zero")?,
+        tflops: tflops.ok_or(PointError::Tflops)?,
         counts_again: match *counts {
             "hardware" => true,
             "model" => false,
-            other => return Err(format!("counts = {other} is neither hardware nor model")),
+            other => return Err(PointError::Counts(other.to_owned())),
         },
         split: match *split {
             "fit" => Split::Fit,
             "held-out" => Split::HeldOut,
             "shown" => Split::Shown,
-            other => return Err(format!("split = {other} is invalid; give fit, held-out or shown")),
+            other => return Err(PointError::Split(other.to_owned())),
         },
     })
 }
@@ -111,14 +144,14 @@ impl Point {
     /// Parses a comma-separated table, in which `#` begins a comment line.
     ///
     /// # Errors
-    /// Returns a sentence with the line number.
-    pub fn read(text: &str) -> Result<Vec<Point>, String> {
+    /// Fails if the header or a line is invalid. The error has the line's number.
+    pub fn read(text: &str) -> Result<Vec<Point>, PointsError> {
         let mut lines = text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty() && !l.starts_with('#'));
         match lines.next() {
             Some((_, first)) if first.trim() == COLUMNS => {}
-            _ => return Err(format!("the points' first line must be: {COLUMNS}")),
+            _ => return Err(PointsError::Header),
         }
-        lines.map(|(at, l)| point(l).map_err(|e| format!("line {} of the points: {e}", at + 1))).collect()
+        lines.map(|(at, l)| point(l).map_err(|source| PointsError::Line { line: at + 1, source })).collect()
     }
 
     /// Returns the model FLOP/s of all GPUs together.

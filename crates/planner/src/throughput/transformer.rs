@@ -53,15 +53,36 @@ const KNOWN: [(&str, [u64; 8]); 10] = [
     ("llama3-405b", [16_384, 126, 128, 8, 53_248, 128_256, 8192, 2048]),
 ];
 
+/// Largest size that a model may have.
+const LARGEST: u64 = 1 << 24;
+
+/// Returns the names of the built-in models, for users.
+fn names() -> String {
+    KNOWN.map(|(name, _)| name).join(", ")
+}
+
+/// An unknown or invalid model.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ModelError {
+    #[error("there is no model {name}: give one of {}, or a file (TOML)", names())]
+    Unknown { name: String },
+    /// The file is not TOML, or has an unknown or missing field.
+    #[error("the model's file: {}", .0.message())]
+    Parse(#[source] Box<toml::de::Error>),
+    #[error("model {model}: {what} = {n} is not between 1 and {LARGEST}")]
+    Size { model: String, what: &'static str, n: u64 },
+    #[error("model {model}: {heads} heads do not divide hidden = {hidden}")]
+    Heads { model: String, heads: u64, hidden: u64 },
+}
+
 impl Transformer {
     /// Returns a built-in model by name.
     ///
     /// # Errors
-    /// Returns a sentence that lists the known names.
-    pub fn named(name: &str) -> Result<Transformer, String> {
+    /// Fails if there is no such model. The message lists the known names.
+    pub fn named(name: &str) -> Result<Transformer, ModelError> {
         let Some((_, of)) = KNOWN.iter().find(|(known, _)| *known == name) else {
-            let names: Vec<&str> = KNOWN.iter().map(|(known, _)| *known).collect();
-            return Err(format!("there is no model {name}: give one of {}, or a file (TOML)", names.join(", ")));
+            return Err(ModelError::Unknown { name: name.to_owned() });
         };
         let [hidden, layers, heads, key_heads, inner, vocabulary, sequence, batch] = *of;
         let llama = inner > 0;
@@ -84,13 +105,13 @@ impl Transformer {
     /// Parses a model file (TOML).
     ///
     /// # Errors
-    /// Returns a sentence that says what is wrong.
-    pub fn read(text: &str) -> Result<Transformer, String> {
-        let model: Transformer = toml::from_str(text).map_err(|e| format!("the model's file: {}", e.message()))?;
+    /// Fails if the text is malformed, or if the sizes do not fit each other.
+    pub fn read(text: &str) -> Result<Transformer, ModelError> {
+        let model: Transformer = toml::from_str(text).map_err(|e| ModelError::Parse(Box::new(e)))?;
         model.checked()
     }
 
-    pub(super) fn checked(self) -> Result<Transformer, String> {
+    pub(super) fn checked(self) -> Result<Transformer, ModelError> {
         let counts = [
             ("hidden", self.hidden),
             ("layers", self.layers),
@@ -99,11 +120,11 @@ impl Transformer {
             ("sequence", self.sequence),
             ("batch", self.batch),
         ];
-        if let Some((what, n)) = counts.into_iter().find(|(_, n)| !(1..=1 << 24).contains(n)) {
-            return Err(format!("model {}: {what} = {n} is not between 1 and {}", self.name, 1 << 24));
+        if let Some((what, n)) = counts.into_iter().find(|(_, n)| !(1..=LARGEST).contains(n)) {
+            return Err(ModelError::Size { model: self.name, what, n });
         }
         if !self.hidden.is_multiple_of(self.heads) {
-            return Err(format!("model {}: {} heads do not divide hidden = {}", self.name, self.heads, self.hidden));
+            return Err(ModelError::Heads { model: self.name, heads: self.heads, hidden: self.hidden });
         }
         Ok(self)
     }

@@ -1,6 +1,6 @@
 //! The share of time that trains: closed forms next to the simulator.
 
-use super::Row;
+use super::{PaperError, Row};
 use crate::{DAY, Failures, OnLoss, Policy, Recipe, Renewal, Repair, SECOND, Workload, compare, generate};
 
 /// Returns the exact share for exponential failures: e^(−l·u)·l·Δ·q/(1−q) with q = e^(−l(Δ+w)).
@@ -16,7 +16,7 @@ pub fn closed(rate: f64, restart: f64, interval: f64, write: f64) -> f64 {
 ///
 /// # Errors
 /// Those of the simulator.
-pub fn rows(seeds: u64, threads: usize) -> Result<Vec<Row>, String> {
+pub fn rows(seeds: u64, threads: usize) -> Result<Vec<Row>, PaperError> {
     let (nodes, mtbf) = (2048u32, (DAY as f64 / 6.5e-3) as u64);
     let renewal = Renewal {
         nodes,

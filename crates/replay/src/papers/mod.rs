@@ -5,6 +5,26 @@ pub mod ettr;
 pub mod gemini;
 pub mod unicron;
 
+use crate::{CompareError, PolicyError};
+use everstep_planner::throughput::{HardwareError, ModelError};
+
+/// A number that cannot be computed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum PaperError {
+    #[error("Unicron's table 3 has the cases 1 to 5")]
+    UnknownCase,
+    #[error("{policy} achieves nothing on some trace")]
+    NothingAchieved { policy: String },
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Hardware(#[from] HardwareError),
+    #[error(transparent)]
+    Compare(#[from] CompareError),
+}
+
 /// How a number was obtained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {

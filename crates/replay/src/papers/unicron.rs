@@ -1,7 +1,7 @@
 //! Unicron's table 3 with figure 10c, the order of figure 9, and figure 11 with the ablation that
 //! the paper lacks.
 
-use super::{Origin, Row};
+use super::{Origin, PaperError, Row};
 use crate::{Compared, Interval, Job, OnLoss, Policy, Recipe, Workload, compare, generate};
 use everstep_planner::throughput::{Calibration, Hardware, Transformer, best};
 use everstep_planner::{self as planner, Mode, Move, Plan, Problem, Rates, solve};
@@ -21,7 +21,7 @@ const CASES: [([&str; 6], [u32; 6]); 5] = [
 
 /// Returns what a model achieves on 0 to 16 nodes, in millionths of a node's peak. The paper
 /// publishes no measurements, so the numbers come from the throughput model.
-fn achieved(model: &str) -> Result<Arc<[i64]>, String> {
+fn achieved(model: &str) -> Result<Arc<[i64]>, PaperError> {
     let (model, on) = (Transformer::named(&format!("gpt3-{model}"))?, Hardware::named("a800")?);
     let node = on.peak() * on.gpus_per_node as f64;
     let at = |nodes: u64| {
@@ -35,9 +35,8 @@ fn achieved(model: &str) -> Result<Arc<[i64]>, String> {
 ///
 /// # Errors
 /// If there is no such case.
-pub fn case(number: usize) -> Result<Workload, String> {
-    let (sizes, weights) =
-        number.checked_sub(1).and_then(|n| CASES.get(n)).ok_or("Unicron's table 3 has the cases 1 to 5")?;
+pub fn case(number: usize) -> Result<Workload, PaperError> {
+    let (sizes, weights) = number.checked_sub(1).and_then(|n| CASES.get(n)).ok_or(PaperError::UnknownCase)?;
     let mut known: BTreeMap<&str, Arc<[i64]>> = BTreeMap::new();
     let mut jobs = Vec::new();
     for (at, (size, weight)) in sizes.iter().zip(weights).enumerate() {
@@ -65,7 +64,7 @@ pub struct Way {
 ///
 /// # Errors
 /// Those of [`case`].
-pub fn ways(number: usize, mode: Mode) -> Result<Vec<Way>, String> {
+pub fn ways(number: usize, mode: Mode) -> Result<Vec<Way>, PaperError> {
     let work = case(number)?;
     let jobs = work.jobs.iter().map(|j| j.to_plan(Move::default())).collect();
     let problem = Problem { units: NODES, jobs, mode, rates: Rates::default() };
@@ -98,16 +97,16 @@ const FIGURE_11: [(&str, &str, f64, f64); 4] = [
     ("varuna", "Varuna", 4.8, 5.8),
 ];
 
-fn ratio(of: &Compared) -> Result<Interval, String> {
-    of.ratio.ok_or_else(|| format!("{} achieves nothing on some trace", of.policy))
+fn ratio(of: &Compared) -> Result<Interval, PaperError> {
+    of.ratio.ok_or_else(|| PaperError::NothingAchieved { policy: of.policy.clone() })
 }
 
 /// By name, the share of the planner's speeds that a system achieves.
 pub type Fitted = Vec<(String, f64)>;
 
-fn on_trace(recipe: &Recipe, seeds: u64, policies: &[Policy], threads: usize) -> Result<Vec<Compared>, String> {
+fn on_trace(recipe: &Recipe, seeds: u64, policies: &[Policy], threads: usize) -> Result<Vec<Compared>, PaperError> {
     let all: Vec<_> = (0..seeds).map(|seed| generate(recipe, seed)).collect();
-    compare(&all, &case(5)?, policies, threads)
+    Ok(compare(&all, &case(5)?, policies, threads)?)
 }
 
 /// Returns the eight ratios of figure 11 and the fitted efficiencies. The efficiency of each older
@@ -115,7 +114,7 @@ fn on_trace(recipe: &Recipe, seeds: u64, policies: &[Policy], threads: usize) ->
 ///
 /// # Errors
 /// Those of the simulator.
-pub fn figure_11(seeds: u64, threads: usize) -> Result<(Vec<Row>, Fitted), String> {
+pub fn figure_11(seeds: u64, threads: usize) -> Result<(Vec<Row>, Fitted), PaperError> {
     let mut policies = vec![Policy::named("unicron")?];
     for (name, ..) in FIGURE_11 {
         policies.push(Policy { efficiency: 1_000_000, ..Policy::named(name)? });
@@ -148,7 +147,7 @@ pub fn figure_11(seeds: u64, threads: usize) -> Result<(Vec<Row>, Fitted), Strin
 ///
 /// # Errors
 /// Those of the simulator.
-pub fn ablation(seeds: u64, threads: usize) -> Result<Vec<(&'static str, [f64; 2])>, String> {
+pub fn ablation(seeds: u64, threads: usize) -> Result<Vec<(&'static str, [f64; 2])>, PaperError> {
     let (wait, elastic, unicron) = (Policy::named("wait")?, Policy::named("elastic")?, Policy::named("unicron")?);
     let shrink = Policy { on_loss: OnLoss::Shrink, ..wait.clone() };
     let faster = Policy {
@@ -181,7 +180,7 @@ pub fn ablation(seeds: u64, threads: usize) -> Result<Vec<(&'static str, [f64; 2
 ///
 /// # Errors
 /// If a policy is missing.
-pub fn figure_9() -> Result<Vec<(String, f64)>, String> {
+pub fn figure_9() -> Result<Vec<(String, f64)>, PaperError> {
     let mut found = Vec::new();
     for name in ["everstep", "unicron", "bamboo", "oobleck", "wait", "varuna"] {
         let policy = Policy::named(name)?;

@@ -12,6 +12,23 @@ use std::time::Duration;
 
 const DAY: Duration = Duration::from_hours(24);
 
+/// Why the budget allows no restart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NoRestart {
+    #[error("--max-restarts 0 allows no restart")]
+    NoneAllowed,
+    #[error("all {0} restarts of --max-restarts are used")]
+    AllUsed(u32),
+    /// The script failed before its first step.
+    #[error(
+        "no optimizer step was completed, so a restart would fail the same way (to restart anyway, use \
+         --max-restarts N)"
+    )]
+    NoProgress,
+    #[error("{0} restarts within 24 hours are used")]
+    DayUsed(u32),
+}
+
 /// The value of a job's key in the store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobRecord {
@@ -173,22 +190,18 @@ impl JobRecord {
     }
 
     /// Checks whether the budget allows a restart after a failure of the `script` or of a node.
-    pub(crate) fn budget_allows(&self, now: Time, script: bool) -> Result<(), String> {
+    pub(crate) fn budget_allows(&self, now: Time, script: bool) -> Result<(), NoRestart> {
         match self.spec.restarts {
-            RestartBudget::Exactly(n) if self.restarts >= n => Err(if n == 0 {
-                "--max-restarts 0 allows no restart".into()
-            } else {
-                format!("all {n} restarts of --max-restarts are used")
-            }),
+            RestartBudget::Exactly(0) => Err(NoRestart::NoneAllowed),
+            RestartBudget::Exactly(n) if self.restarts >= n => Err(NoRestart::AllUsed(n)),
             RestartBudget::Exactly(_) => Ok(()),
             // A lost node is not evidence about the script, and its agent may have died before it
             // reported a step.
-            RestartBudget::PerDayAfterFirstStep(_) if script && !self.progressed => {
-                Err("no optimizer step was completed, so a restart would fail the same way (to restart anyway, use --max-restarts N)".into())
+            RestartBudget::PerDayAfterFirstStep(_) if script && !self.progressed => Err(NoRestart::NoProgress),
+            RestartBudget::PerDayAfterFirstStep(n) if self.restarts_today(now) >= n as usize => {
+                Err(NoRestart::DayUsed(n))
             }
-            RestartBudget::PerDayAfterFirstStep(n) => {
-                if self.restarts_today(now) >= n as usize { Err(format!("{n} restarts within 24 hours are used")) } else { Ok(()) }
-            }
+            RestartBudget::PerDayAfterFirstStep(_) => Ok(()),
         }
     }
 
