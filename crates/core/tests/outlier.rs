@@ -141,7 +141,7 @@ fn a_person_decides_where_one_is_asked() {
     assert_eq!(scene.world(), ["0", "1", "3"]);
     let marked: Vec<&Stage> = scene
         .job()
-        .record
+        .record()
         .machines
         .requests()
         .iter()

@@ -8,6 +8,7 @@ mod records;
 mod watcher;
 
 use crate::detect::settings::Ready;
+use crate::events_file;
 use crate::listening::Place;
 use crate::notify::{Dispatcher, routes::Route};
 use crate::paths;
@@ -15,7 +16,6 @@ use crate::store::{redb::RedbStore, writer::Writer};
 use crate::time_ledger::{Owner, TimeLedger};
 pub use endpoint::EndpointFile;
 use event_log::EventLog;
-use everstep_checkpoint::regular_file::read_regular;
 use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::{Command, Fact, Precondition};
 use everstep_core::coordinator::event::{Event, StoreFailure, Version};
@@ -49,24 +49,6 @@ pub struct StartError {
     pub why: String,
 }
 
-/// Returns the file with the facts about all jobs of a store.
-pub fn events_file(directory: &Path) -> PathBuf {
-    directory.join("events.jsonl")
-}
-
-/// Returns the recorded lines of a store. Of a damaged one, readers skip what is no JSON.
-///
-/// # Errors
-/// Those of the file system, except that there is none yet; `InvalidInput` for anything but a
-/// regular file.
-pub fn recorded(file: &Path) -> std::io::Result<String> {
-    match read_regular(file, u64::MAX) {
-        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
-        Err(e) => Err(e),
-    }
-}
-
 enum Input {
     Server(Inbound),
     Line(Session, Option<ToCoordinator>),
@@ -95,7 +77,7 @@ impl Peer {
     fn span(&self, session: Session, core: &Coordinator) -> Span {
         let (job, node) = self.owner.as_ref().map(|(job, node, _)| (job.as_str(), node.0.as_str())).unzip();
         let of_job = job.and_then(|name| core.jobs().get(&JobId(name.to_owned())));
-        let generation = of_job.map(|job| job.record.generation.0);
+        let generation = of_job.map(|job| job.record().generation.0);
         tracing::info_span!("session", session = session.0, job, node, generation)
     }
 }
@@ -168,8 +150,8 @@ pub async fn run(setup: Setup<'_>) -> Result<(), StartError> {
     let epoch = take_epoch(&store).map_err(|why| fail(format!("{why} (in {})", directory.display())))?;
     crate::log::set("epoch", epoch.0);
     let records = load(&store).map_err(|e| fail(e.to_string()))?;
-    let events = EventLog::open(&events_file(directory))
-        .map_err(|e| fail(format!("cannot write {}: {e}", events_file(directory).display())))?;
+    let events = EventLog::open(&events_file::path(directory))
+        .map_err(|e| fail(format!("cannot write {}: {e}", events_file::path(directory).display())))?;
     let token_file = token_file.map_or_else(|| directory.join("token"), Path::to_path_buf);
     let about =
         EndpointFile { endpoint: endpoint.clone(), pid: std::process::id(), epoch, token_file: Raw::from(token_file) };
@@ -205,13 +187,13 @@ pub async fn run(setup: Setup<'_>) -> Result<(), StartError> {
         writer,
         inbox,
         events,
-        records: events_file(directory),
+        records: events_file::path(directory),
         provisioner,
         keep_alive: KeepAlive::new(now),
         idle_exit: IdleExit::new(now),
         endpoint,
         ledger: TimeLedger::default(),
-        dispatcher: Dispatcher::open(routes, &events_file(directory)),
+        dispatcher: Dispatcher::open(routes, &events_file::path(directory)),
         watcher,
     };
     driver.serve(&mut inputs).await;
@@ -310,7 +292,7 @@ impl Driver {
                 // The records of a long run are large, so reading them must not delay other
                 // requests.
                 tokio::task::spawn_blocking(move || {
-                    let text = recorded(&records).unwrap_or_default();
+                    let text = events_file::read(&records).unwrap_or_default();
                     let _ = answer.send(crate::metrics::page(&live, &text, now));
                 });
             }

@@ -9,6 +9,7 @@ mod children;
 mod cli;
 mod coordinator;
 mod descriptors;
+mod events_file;
 mod failure;
 mod file_size;
 mod guard;

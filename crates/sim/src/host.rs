@@ -125,7 +125,7 @@ pub struct Host {
     /// The agent process.
     pub agent: Option<Agent>,
     /// What that agent makes durable last, and the ranks of its newest workers.
-    pub last: (FinalStep, Vec<Rank>),
+    pub(crate) last: (FinalStep, Vec<Rank>),
     /// The number of the agent's life; it rises when the agent starts and when it is killed.
     pub life: u64,
     /// The workers, normally of at most one generation.

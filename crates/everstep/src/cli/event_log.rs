@@ -2,7 +2,7 @@
 
 use super::Failure;
 use crate::agent::agent_file::AgentFile;
-use crate::{coordinator, paths};
+use crate::{events_file, paths};
 use everstep_core::coordinator::command::Fact;
 use everstep_core::exit_code::ExitCode;
 use everstep_core::history::{Entry, LogLine};
@@ -47,7 +47,7 @@ pub fn read(job: Option<&str>) -> Vec<JobFacts> {
 /// Records a user's statement about a job, in the file of its coordinator.
 pub fn write(of: &JobFacts, fact: Fact) -> Result<(), Failure> {
     let here = stores(Some(&of.job)).into_iter().find(|s| of_store(s).iter().any(|t| t.job == of.job));
-    let path = here.map(|s| coordinator::events_file(&s)).ok_or_else(|| none_of(Some(&of.job)))?;
+    let path = here.map(|s| events_file::path(&s)).ok_or_else(|| none_of(Some(&of.job)))?;
     let now = paths::unix_millis() as f64 / 1000.0;
     let line = LogLine { ts: now.max(of.latest()), job: JobId(of.job.clone()), fact };
     let line = serde_json::to_string(&line).map_err(|e| Failure::config(e.to_string()))?;
@@ -94,8 +94,8 @@ pub fn stores(job: Option<&str>) -> Vec<PathBuf> {
 }
 
 fn of_store(store: &Path) -> Vec<JobFacts> {
-    let file = coordinator::events_file(store);
-    let text = coordinator::recorded(&file).unwrap_or_else(|e| {
+    let file = events_file::path(store);
+    let text = events_file::read(&file).unwrap_or_else(|e| {
         crate::say_warning!("cannot read {}: {e}", file.display());
         String::new()
     });

@@ -2,7 +2,6 @@
 //! can, and users are notified. They are also notified if the file is removed.
 
 use super::Driver;
-use super::records::open_events;
 use everstep_core::coordinator::command::Fact;
 use everstep_core::history::LogLine;
 use everstep_core::id::{JobId, Session};
@@ -49,7 +48,7 @@ impl EventLog {
     /// # Errors
     /// Those of the file system.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file = open_events(path)?;
+        let file = crate::events_file::open(path)?;
         Ok(EventLog {
             identity: identity(&file.metadata()?),
             file,

@@ -1,15 +1,10 @@
-//! What a coordinator reads when it starts: its epoch, the jobs of earlier coordinators, and the
-//! event log.
+//! What a coordinator reads when it starts: its epoch, and the jobs of earlier coordinators.
 
 use crate::store::{Store, redb::RedbStore};
 use everstep_core::coordinator::command::Precondition;
 use everstep_core::coordinator::event::{StoreFailure, Version};
 use everstep_core::coordinator::job::JobRecord;
 use everstep_core::id::Epoch;
-use rustix::fs::OFlags;
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
-use std::path::Path;
 
 /// Why a coordinator cannot use what the store contains.
 #[derive(Debug, thiserror::Error)]
@@ -26,20 +21,6 @@ pub enum RecordsError {
          move store.redb away to begin with an empty store (checkpoints are not in it)"
     )]
     Job { job: String, source: serde_json::Error },
-}
-
-/// Opens the event log for appending. Ends a line that an earlier coordinator left unfinished, so
-/// that it does not spoil the next one.
-pub fn open_events(path: &Path) -> std::io::Result<File> {
-    let mut file = everstep_wire::private::open(path, OFlags::RDWR | OFlags::CREATE | OFlags::APPEND)?;
-    let mut last = [b'\n'];
-    if file.seek(SeekFrom::End(-1)).is_ok() {
-        file.read_exact(&mut last)?;
-    }
-    if last != [b'\n'] {
-        file.write_all(b"\n")?;
-    }
-    Ok(file)
 }
 
 /// Issues an epoch later than all before it.

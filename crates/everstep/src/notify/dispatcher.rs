@@ -40,7 +40,7 @@ impl Dispatcher {
         let routes = start(routes, &sender);
         let mut dispatcher = Dispatcher { jobs: BTreeMap::new(), routes, settled, deliveries: Deliveries::default() };
         if !dispatcher.routes.is_empty() {
-            let text = crate::coordinator::recorded(records).unwrap_or_default();
+            let text = crate::events_file::read(records).unwrap_or_default();
             text.lines().filter_map(|l| serde_json::from_str(l).ok()).for_each(|line| dispatcher.add(line));
         }
         dispatcher
