@@ -1,4 +1,4 @@
-"""The tree keeps its shape: short files and functions, few public fields, small import circles, errors with types.
+"""The tree keeps its shape: small files, functions, types and import circles, typed errors.
 
 The product's binary contains none of the test machinery.
 """

@@ -105,9 +105,8 @@ def public_fields(path: Path) -> list[Finding]:
 
 
 def text_errors(path: Path) -> list[Finding]:
-    """Returns the public functions of a Rust file that return ``Result<_, String>``, also within another type.
-
-    ``pub(crate)`` and ``pub(super)`` count as public.
+    """Returns the public functions of a Rust file that return ``Result<_, String>``, also within
+    another type. ``pub(crate)`` and ``pub(super)`` count as public.
     """
     found = []
     for node in (n for n in _walk(rust_tree(path)) if n.type == "function_item"):

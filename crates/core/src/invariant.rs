@@ -46,8 +46,8 @@ pub enum InvariantId {
     /// INV-16: an incident counts as made good only when every rank of the generation has reported
     /// the step that the job had reached before.
     CaughtUpTogether,
-    /// INV-17: a step that agents make durable when their job ends is one that the job went on from,
-    /// not one that it had left.
+    /// INV-17: a step that agents make durable when their job ends is one that the job went on
+    /// from, not one that it had left.
     FinalStepHappened,
 }
 

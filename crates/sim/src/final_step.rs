@@ -12,7 +12,7 @@ impl World {
     /// directories.
     pub(crate) fn begins(&mut self, host: usize, generation: Generation, place: &Place) {
         let size = self.oracle.worlds.get(&generation).map_or(0, |w| w.size);
-        let (step, ranks) = &mut self.hosts[host].last;
+        let (step, ranks) = self.hosts[host].last_mut();
         step.begin(generation, size, 0);
         *ranks = (0..place.slot.workers).map(|local| Rank(place.slot.first_rank.0 + local)).collect();
         for local in 0..place.slot.workers {
@@ -22,14 +22,14 @@ impl World {
 
     pub(crate) fn goes_on_from(&mut self, host: usize, generation: Generation, step: Option<Step>, persist: bool) {
         let size = self.oracle.worlds.get(&generation).map_or(0, |w| w.size);
-        self.hosts[host].last.0.goes_on_from(generation, size, step, persist);
+        self.hosts[host].last_mut().0.goes_on_from(generation, size, step, persist);
     }
 
     /// An agent ends before the job is done: it writes the shards of the last step. Checks INV-17
     /// when those of all ranks are written.
     pub(crate) fn saves_last(&mut self, host: usize) {
         let h = &self.hosts[host];
-        let (last, ranks) = &h.last;
+        let (last, ranks) = h.last();
         let held = |local: u32| h.memory.get(&local).into_iter().flatten().filter(|m| !m.rotten).map(|m| m.of);
         let sealed = |generation, local| -> BTreeSet<Step> {
             held(local).filter(|of| of.generation == generation).map(|of| of.step).collect()

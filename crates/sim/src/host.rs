@@ -125,7 +125,7 @@ pub struct Host {
     /// The agent process.
     pub agent: Option<Agent>,
     /// What that agent makes durable last, and the ranks of its newest workers.
-    pub(crate) last: (FinalStep, Vec<Rank>),
+    last: (FinalStep, Vec<Rank>),
     /// The number of the agent's life; it rises when the agent starts and when it is killed.
     pub life: u64,
     /// The workers, normally of at most one generation.
@@ -151,6 +151,16 @@ pub struct Host {
 }
 
 impl Host {
+    /// Returns what the agent makes durable last, and the ranks of its newest workers.
+    pub(crate) fn last(&self) -> &(FinalStep, Vec<Rank>) {
+        &self.last
+    }
+
+    /// As [`Host::last`], to be changed.
+    pub(crate) fn last_mut(&mut self) -> &mut (FinalStep, Vec<Rank>) {
+        &mut self.last
+    }
+
     /// Returns a machine that is up and runs nothing.
     #[must_use]
     pub fn new(node: NodeId) -> Self {

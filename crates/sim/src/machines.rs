@@ -55,7 +55,7 @@ impl World {
             agent.planted = self.options.planted;
         }
         h.agent = Some(agent);
-        h.last = <_>::default();
+        *h.last_mut() = <_>::default();
         h.session = None;
         let life = h.life;
         self.at(5, Happening::Connect { host, life });
@@ -139,15 +139,15 @@ impl World {
             }
             CrewCommand::Publish(Publish { step, .. }) => {
                 self.durable = self.durable.max(Some(step.0));
-                self.hosts[host].last.0.durable(step);
+                self.hosts[host].last_mut().0.durable(step);
                 self.crew_event(host, generation, CrewEvent::Published(step));
             }
             CrewCommand::StopAt(_)
             | CrewCommand::PersistAt(_)
             | CrewCommand::SnapshotEvery(_)
             | CrewCommand::Stacks => {}
-            CrewCommand::HeldByAll(step) => self.hosts[host].last.0.held_by_all(generation, step),
-            CrewCommand::Durable(step) => self.hosts[host].last.0.durable(step),
+            CrewCommand::HeldByAll(step) => self.hosts[host].last_mut().0.held_by_all(generation, step),
+            CrewCommand::Durable(step) => self.hosts[host].last_mut().0.durable(step),
         }
     }
 

@@ -124,8 +124,8 @@ pub enum NotApproved {
     Decided { id: u64, remedy: Remedy },
 }
 
-/// Why the provisioner did not carry out a request, for people. Every cause has the same effect: the
-/// request is tried again, up to a limit.
+/// Why the provisioner did not carry out a request, for people. Every cause has the same effect:
+/// the request is tried again, up to a limit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct NotProvisioned(pub String);

@@ -2,8 +2,8 @@
 //!
 //! [`say!`](crate::say!) and [`say_warning!`](crate::say_warning!) write a line for people. The
 //! macros of `tracing` at the levels debug and trace describe what the drivers do. Both go to
-//! standard error if `EVERSTEP_LOG` selects them (by default, only the lines for people), and to the
-//! log file of the agent or coordinator that this process is. Workers' output is never changed.
+//! standard error if `EVERSTEP_LOG` selects them (by default, only the lines for people), and to
+//! the log file of the agent or coordinator that this process is. Workers' output is never changed.
 
 pub mod exchange;
 mod file;
