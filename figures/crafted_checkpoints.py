@@ -34,7 +34,8 @@ INPUTS = {True: (2_000_000, 16_000, 4_000), False: (100_000, 700, 300)}
 NATIVE_BATCH, BATCH = 50_000, 400
 #: Inputs of the control arms.
 CONTROL = (2_000, 200)
-REPORT = "ERROR: AddressSanitizer"
+#: By the sanitizer, or by the checks that the compiler adds to copies of memory in a debug build, which come before it.
+REPORTS = ("ERROR: AddressSanitizer", "unsafe precondition(s) violated")
 #: Exit code of a process with a report.
 REPORTED = 99
 #: Seconds that a batch may take. One that takes longer has crashed: some reader does not end.
@@ -169,8 +170,8 @@ def _binary() -> Path:
 
 
 def _reports(done: subprocess.CompletedProcess[str]) -> int:
-    """Returns 1 if the sanitizer reported something. Any other abnormal end counts as a crash."""
-    return int(REPORT in done.stderr)
+    """Returns 1 if a memory error was reported. Any other abnormal end counts as a crash."""
+    return int(any(report in done.stderr for report in REPORTS))
 
 
 def _in_parallel(
