@@ -34,7 +34,7 @@ INPUTS = {True: (2_000_000, 16_000, 4_000), False: (100_000, 700, 300)}
 NATIVE_BATCH, BATCH = 50_000, 400
 #: Inputs of the control arms.
 CONTROL = (2_000, 200)
-#: By the sanitizer, or by the checks that the compiler adds to copies of memory in a debug build, which come before it.
+#: By the sanitizer, or before it by the checks of copies that the compiler adds to a debug build.
 REPORTS = ("ERROR: AddressSanitizer", "unsafe precondition(s) violated")
 #: Exit code of a process with a report.
 REPORTED = 99
