@@ -67,6 +67,7 @@ COUNTED = (
             "local_state",
             "module_state",
             "node_reader",
+            "object_state",
             "optimizer_restore",
             "optimizer_state",
             "optimizer_value",

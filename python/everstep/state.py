@@ -24,6 +24,7 @@ from . import (
     in_place,
     module_state,
     node_reader,
+    object_state,
     optimizer_restore,
     optimizer_state,
     optimizer_value,
@@ -33,7 +34,7 @@ from ._internal import CheckpointError, Entry, Shard
 from .batches import Resumable
 from .blob_format import BLOB
 from .compare import difference
-from .damage import loading, reading
+from .damage import reading
 from .layout import EXTRA, LAYOUT, MODULE, OPTIMIZER, OTHER, RESERVED, RNG, Layout, other_kind
 from .local_state import LocalState, places_of
 from .module_state import Entries
@@ -380,7 +381,7 @@ class State:
                 optimizer_restore.restore(name, self.optimizers_by_name[name], value, names, places)
             else:
                 whole = name in self.optimizers_by_name
-                self._load(name, obj, value["whole"] if whole else value)
+                object_state.load(name, obj, value["whole"] if whole else value)
                 if not isinstance(obj, Resumable) and stored.has_numbers(name):
                     # Decoded again: the object may have modified what it was given.
                     again = stored.value(name)
@@ -392,11 +393,6 @@ class State:
             self._statistics.report(self.layout, stored.layout())
         extra: dict[str, Any] = values[EXTRA]
         return extra
-
-    @staticmethod
-    def _load(name: str, obj: Any, value: Any) -> None:
-        with loading(name, obj):
-            obj.load_state_dict(value)
 
     @staticmethod
     def _compare(name: str, obj: Any, value: Any) -> None:

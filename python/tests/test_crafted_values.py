@@ -11,8 +11,9 @@ from collections import Counter, OrderedDict, defaultdict
 import msgpack
 import pytest
 import torch
+from torch.optim import lr_scheduler
 
-from everstep import CheckpointError, decoding, encoding, rng
+from everstep import CheckpointError, decoding, encoding, object_state, rng
 from everstep import blob_format as f
 from everstep._internal import DamagedError
 from everstep.compare import difference
@@ -260,3 +261,34 @@ def test_a_value_of_a_package_that_is_not_installed_is_no_damage(monkeypatch):
     ) as found:
         decoding.decode(encoded, lambda name: None)
     assert not isinstance(found.value, DamagedError)
+
+
+def test_a_state_that_would_keep_a_scheduler_busy_for_ever_is_refused():
+    """restore() did not end: each scheduler takes what it is given as it is, and hashes or counts it."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    step, constant = lr_scheduler.StepLR(optimizer, 2), lr_scheduler.ConstantLR(optimizer)
+    chosen = lr_scheduler.LambdaLR(optimizer, lambda epoch: 1.0)
+    both = lr_scheduler.SequentialLR(optimizer, [step, constant], [3])
+    pairs = ()
+    for _ in range(100):
+        pairs = (pairs, pairs)
+    inner = [both.state_dict()["_schedulers"][0], pairs]
+    for scheduler, change, why in (
+        (step, None, "a tuple, not a dict"),
+        (chosen, {"lr_lambdas": range(1 << 60)}, "its lr_lambdas is a range, not a list"),
+        (chosen, {"lr_lambdas": [pairs]}, "the attributes of a function are a tuple, not a dict"),
+        (both, {"_schedulers": inner}, "a tuple, not a dict"),
+    ):
+        value = pairs if change is None else scheduler.state_dict() | change
+        with pytest.raises(CheckpointError, match=f"scheduler=: load_state_dict.* rejected .*{why}"):
+            object_state.load("scheduler", scheduler, value)
+    for scheduler in (step, chosen, both):
+        object_state.load("scheduler", scheduler, scheduler.state_dict())
+
+    class Own(lr_scheduler.StepLR):
+        def load_state_dict(self, state_dict):
+            self.last_epoch = state_dict[0]
+
+    own = Own(optimizer, 2)
+    object_state.load("scheduler", own, (7,))
+    assert own.last_epoch == 7

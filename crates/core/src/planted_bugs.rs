@@ -20,11 +20,14 @@ pub enum Bug {
     /// An agent does not send the step that all ranks would go back to, to the nodes that keep its
     /// copies or parity.
     BaseForgotten,
+    /// An agent keeps a step in mind that all ranks have gone back behind, and makes it durable when
+    /// the job ends.
+    LeftStepSaved,
 }
 
 impl Bug {
     /// All planted bugs.
-    pub const ALL: [Bug; 8] = [
+    pub const ALL: [Bug; 9] = [
         Bug::MissingGenerationCheck,
         Bug::SendBeforePersist,
         Bug::DoubleAssignment,
@@ -33,5 +36,6 @@ impl Bug {
         Bug::StaleLostAfterJoined,
         Bug::CopiesUnsaid,
         Bug::BaseForgotten,
+        Bug::LeftStepSaved,
     ];
 }

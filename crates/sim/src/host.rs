@@ -113,6 +113,17 @@ pub struct Faults {
     pub stale_until: u64,
 }
 
+/// The step that an agent makes durable when the job ends.
+#[derive(Debug, Default)]
+pub struct Last {
+    /// What the agent knows about it.
+    pub step: FinalStep,
+    /// The ranks of its newest workers.
+    pub ranks: Vec<Rank>,
+    /// The newest generation that was ordered to restore here, and the step.
+    pub restored: Option<(Generation, Step)>,
+}
+
 /// One machine.
 #[derive(Debug)]
 pub struct Host {
@@ -124,8 +135,7 @@ pub struct Host {
     pub frozen: bool,
     /// The agent process.
     pub agent: Option<Agent>,
-    /// What that agent makes durable last, and the ranks of its newest workers.
-    last: (FinalStep, Vec<Rank>),
+    last: Last,
     /// The number of the agent's life; it rises when the agent starts and when it is killed.
     pub life: u64,
     /// The workers, normally of at most one generation.
@@ -151,13 +161,13 @@ pub struct Host {
 }
 
 impl Host {
-    /// Returns what the agent makes durable last, and the ranks of its newest workers.
-    pub(crate) fn last(&self) -> &(FinalStep, Vec<Rank>) {
+    /// Returns what the agent knows about the step that it makes durable last.
+    pub(crate) fn last(&self) -> &Last {
         &self.last
     }
 
     /// As [`Host::last`], to be changed.
-    pub(crate) fn last_mut(&mut self) -> &mut (FinalStep, Vec<Rank>) {
+    pub(crate) fn last_mut(&mut self) -> &mut Last {
         &mut self.last
     }
 

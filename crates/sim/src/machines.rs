@@ -56,6 +56,10 @@ impl World {
         }
         h.agent = Some(agent);
         *h.last_mut() = <_>::default();
+        #[cfg(feature = "planted")]
+        {
+            h.last_mut().step.planted = self.options.planted;
+        }
         h.session = None;
         let life = h.life;
         self.at(5, Happening::Connect { host, life });
@@ -139,15 +143,15 @@ impl World {
             }
             CrewCommand::Publish(Publish { step, .. }) => {
                 self.durable = self.durable.max(Some(step.0));
-                self.hosts[host].last_mut().0.durable(step);
+                self.hosts[host].last_mut().step.durable(step);
                 self.crew_event(host, generation, CrewEvent::Published(step));
             }
             CrewCommand::StopAt(_)
             | CrewCommand::PersistAt(_)
             | CrewCommand::SnapshotEvery(_)
             | CrewCommand::Stacks => {}
-            CrewCommand::HeldByAll(step) => self.hosts[host].last_mut().0.held_by_all(generation, step),
-            CrewCommand::Durable(step) => self.hosts[host].last_mut().0.durable(step),
+            CrewCommand::HeldByAll(step) => self.held_by_all(host, generation, step),
+            CrewCommand::Durable(step) => self.hosts[host].last_mut().step.durable(step),
         }
     }
 

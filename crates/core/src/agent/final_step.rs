@@ -38,6 +38,9 @@ pub struct FinalStep {
     latest: Option<(Generation, u32)>,
     held: Option<HeldStep>,
     durable: Option<Step>,
+    /// The bug that the simulator is to find.
+    #[cfg(feature = "planted")]
+    pub planted: Option<crate::planted_bugs::Bug>,
 }
 
 impl FinalStep {
@@ -70,6 +73,9 @@ impl FinalStep {
     /// Records that all ranks resume from a step, or start from the beginning. Anything newer is
     /// obsolete, also on durable storage. `in_memory_only`: the step is not durable yet.
     pub fn goes_on_from(&mut self, generation: Generation, world_size: u32, step: Option<Step>, in_memory_only: bool) {
+        if crate::is_planted!(self, LeftStepSaved) {
+            return;
+        }
         self.held = step.filter(|_| in_memory_only).map(|step| HeldStep { generation, step, world_size });
         self.durable = if in_memory_only { self.durable.filter(|d| Some(*d) < step) } else { step };
     }
