@@ -29,8 +29,8 @@ def _is_torchs_scheduler(obj: Any) -> bool:
 def _require_form(scheduler: Any, value: Any) -> None:
     """Raises TypeError unless a value has the form of a scheduler's state.
 
-    torch's schedulers take it as it is: containers that hold each other a hundred times, or a range of
-    2^60, would keep them busy for ever.
+    torch's schedulers take it as it is: containers that hold each other a hundred times, or a range
+    of 2^60, would keep them busy for ever.
     """
     if not isinstance(value, dict):
         raise TypeError(f"it is a {type(value).__name__}, not a dict")

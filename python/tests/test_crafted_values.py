@@ -264,7 +264,7 @@ def test_a_value_of_a_package_that_is_not_installed_is_no_damage(monkeypatch):
 
 
 def test_a_state_that_would_keep_a_scheduler_busy_for_ever_is_refused():
-    """restore() did not end: each scheduler takes what it is given as it is, and hashes or counts it."""
+    """restore() did not end: a scheduler takes what it is given, and hashes or counts it."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     step, constant = lr_scheduler.StepLR(optimizer, 2), lr_scheduler.ConstantLR(optimizer)
     chosen = lr_scheduler.LambdaLR(optimizer, lambda epoch: 1.0)

@@ -20,8 +20,8 @@ pub enum Bug {
     /// An agent does not send the step that all ranks would go back to, to the nodes that keep its
     /// copies or parity.
     BaseForgotten,
-    /// An agent keeps a step in mind that all ranks have gone back behind, and makes it durable when
-    /// the job ends.
+    /// An agent keeps a step in mind that all ranks have gone back behind, and makes it durable
+    /// when the job ends.
     LeftStepSaved,
 }
 

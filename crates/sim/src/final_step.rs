@@ -35,8 +35,8 @@ impl World {
         self.check_last(host);
     }
 
-    /// Checks INV-17 on what an agent would make durable if the job ended now: it was not told to go
-    /// on from an earlier step since. Returns that step.
+    /// Checks INV-17 on what an agent would make durable if the job ended now: it was not told to
+    /// go on from an earlier step since. Returns that step.
     fn check_last(&mut self, host: usize) -> Option<HeldStep> {
         let h = &self.hosts[host];
         let of = |m: &&Held, generation| !m.rotten && m.of.generation == generation;
