@@ -76,8 +76,7 @@ impl Peer {
     /// Returns the span of what is exchanged with this agent, in its job's current generation.
     fn span(&self, session: Session, core: &Coordinator) -> Span {
         let (job, node) = self.owner.as_ref().map(|(job, node, _)| (job.as_str(), node.0.as_str())).unzip();
-        let of_job = job.and_then(|name| core.jobs().get(&JobId(name.to_owned())));
-        let generation = of_job.map(|job| job.record().generation.0);
+        let generation = job.and_then(|name| core.jobs().get(name)).map(|job| job.record().generation.0);
         tracing::info_span!("session", session = session.0, job, node, generation)
     }
 }
