@@ -53,7 +53,7 @@ enum To {
     Slot(Writing),
     /// Another node keeps the shard.
     Keeper(Peer),
-    /// The shard has been delivered already. It takes part in the computation all the same.
+    /// The shard has been delivered already, but it still takes part in the computation.
     Nowhere,
 }
 
