@@ -41,8 +41,7 @@ def take_timer() -> None:
 
 
 def wait_for_all() -> None:
-    """Waits until every rank of this attempt has written its note, because the first failure ends
-    all."""
+    """Waits for the note of every rank of this attempt, because the first failure ends all."""
     attempt, size = os.environ["TORCHELASTIC_RESTART_COUNT"], int(os.environ["WORLD_SIZE"])
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
