@@ -1,4 +1,4 @@
-"""Checks that the counts in prose, such as "17 invariants", are those of the source.
+"""Checks that the counts in prose, such as "18 invariants", are those of the source.
 
 Run as ``python3 -m harness.counts [DIRECTORY]``. It needs nothing but Python.
 """

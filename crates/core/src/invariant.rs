@@ -49,6 +49,9 @@ pub enum InvariantId {
     /// INV-17: a step that agents make durable when their job ends is one that the job went on
     /// from, not one that it had left.
     FinalStepHappened,
+    /// INV-18: the error that an agent ends with is that of the worker which failed first in the
+    /// latest attempt in which any did.
+    FirstErrorIsPassedOn,
 }
 
 impl InvariantId {

@@ -99,11 +99,34 @@ pub struct Share {
 
 /// Returns what may be under way over `streams` streams at this speed.
 #[must_use]
-pub fn share(speed: Option<f64>, streams: usize) -> Share {
+fn share(speed: Option<f64>, streams: usize) -> Share {
     let bytes = speed.map_or(4.0 * EXTENT as f64, |speed| speed * UNDER_WAY);
     let extent = if bytes > 64.0 * EXTENT as f64 { 16 * EXTENT } else { EXTENT };
     let buffers = (bytes / (streams * extent) as f64).round() as usize;
     Share { extent, buffers: buffers.clamp(1, 16) }
+}
+
+/// How much of a step's copies may be under way to one peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Budget {
+    /// One chunk, over one stream.
+    OneBuffer,
+    /// As much as a link carries by default.
+    Full,
+    /// Less, because collectives share the network.
+    Part(Share),
+}
+
+/// Returns the budget for copies over `streams` streams at this speed, from what the workers know
+/// about their collectives. `one_buffer`: some worker was asked to send one buffer at a time.
+#[must_use]
+pub fn budget(known: &[Known], one_buffer: bool, speed: Option<f64>, streams: usize) -> Budget {
+    match () {
+        () if one_buffer => Budget::OneBuffer,
+        () if known.contains(&Known::Open) => Budget::Full,
+        () if known.contains(&Known::Learning) => Budget::Part(Share { extent: EXTENT, buffers: 1 }),
+        () => Budget::Part(share(speed, streams)),
+    }
 }
 
 /// An idle span and what was sent in it.
@@ -264,6 +287,16 @@ mod tests {
         pacer.learn(Some(SPEED));
         pacer.expect(0, bytes, under_way);
         pacer
+    }
+
+    #[test]
+    fn one_worker_decides_how_much_may_be_under_way() {
+        let part = |known: &[Known]| budget(known, false, Some(1e9), 2);
+        let least = Budget::Part(Share { extent: EXTENT, buffers: 1 });
+        assert_eq!(part(&[Known::Spans, Known::Spans]), Budget::Part(share(Some(1e9), 2)));
+        assert_eq!(part(&[Known::Spans, Known::Learning]), least);
+        assert_eq!(part(&[Known::Learning, Known::Open]), Budget::Full);
+        assert_eq!(budget(&[Known::Open], true, Some(1e9), 2), Budget::OneBuffer);
     }
 
     #[test]

@@ -23,11 +23,13 @@ pub enum Bug {
     /// An agent keeps a step in mind that all ranks have gone back behind, and makes it durable
     /// when the job ends.
     LeftStepSaved,
+    /// An agent ends with the error of the first attempt that failed, not of the latest.
+    OldErrorPassedOn,
 }
 
 impl Bug {
     /// All planted bugs.
-    pub const ALL: [Bug; 9] = [
+    pub const ALL: [Bug; 10] = [
         Bug::MissingGenerationCheck,
         Bug::SendBeforePersist,
         Bug::DoubleAssignment,
@@ -37,5 +39,6 @@ impl Bug {
         Bug::CopiesUnsaid,
         Bug::BaseForgotten,
         Bug::LeftStepSaved,
+        Bug::OldErrorPassedOn,
     ];
 }

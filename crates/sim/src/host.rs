@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug)]
 pub struct Crew {
     pub generation: Generation,
+    /// Number of restarts before it.
+    pub restarts: u32,
     /// This host's part of the world.
     pub slot: Slot,
     /// The number of workers.
@@ -113,7 +115,7 @@ pub struct Faults {
     pub stale_until: u64,
 }
 
-/// The step that an agent makes durable when the job ends.
+/// What an agent ends with: the step that it makes durable, and the error that it passes on.
 #[derive(Debug, Default)]
 pub struct Last {
     /// What the agent knows about it.
@@ -122,6 +124,9 @@ pub struct Last {
     pub ranks: Vec<Rank>,
     /// The newest generation that was ordered to restore here, and the step.
     pub restored: Option<(Generation, Step)>,
+    /// The worker that failed first in each attempt, by the number of restarts: its local rank and
+    /// exit code.
+    pub errors: BTreeMap<u32, (u32, i32)>,
 }
 
 /// One machine.
@@ -161,7 +166,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Returns what the agent knows about the step that it makes durable last.
+    /// Returns what the agent ends with if the job ends now.
     pub(crate) fn last(&self) -> &Last {
         &self.last
     }

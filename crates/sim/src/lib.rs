@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  seed ─> world ─┬─ control   coordinators and the store     ─┐
-//!                 ├─ host      agents, workers, memory tiers   ├─> oracle (INV-01 … INV-17), trace
+//!                 ├─ host      agents, workers, memory tiers   ├─> oracle (INV-01 … INV-18), trace
 //!                 ├─ network   sessions, delays, partitions   ─┘
 //!                 └─ fault     what goes wrong
 //! ```
@@ -15,6 +15,7 @@ mod coordinators;
 mod copying;
 pub mod fault;
 mod final_step;
+mod first_error;
 pub mod host;
 pub mod inject;
 mod keep_alive;

@@ -4,15 +4,15 @@ use crate::host::Crew;
 use crate::oracle::Violation;
 use crate::world::{Happening, World};
 use everstep_core::agent::command::{Command as AgentCommand, CrewCommand};
-use everstep_core::agent::event::{CrewEvent, Event as AgentEvent, Words, WorkerExit};
+use everstep_core::agent::event::{CrewEvent, Event as AgentEvent};
 use everstep_core::agent::observation::{Interpreter, Observation, Process};
 use everstep_core::agent::{Agent, Config};
 use everstep_core::coordinator::event::Event;
 use everstep_core::id::{Generation, Incarnation, Rank, Session, Step};
 use everstep_core::invariant::InvariantId;
 use everstep_core::message::{
-    ExitReason, Holdings, Offers, Outcome as Exit, Place, Publish, Purpose, RankOffers, Restore, ShardFile,
-    ShardWritten, Source, Tier, Unreadable,
+    ExitReason, Holdings, Offers, Publish, Purpose, RankOffers, Restore, ShardFile, ShardWritten, Source, Start, Tier,
+    Unreadable,
 };
 use everstep_core::progress::RankProgress;
 use everstep_core::severity::Table;
@@ -109,14 +109,17 @@ impl World {
             AgentCommand::Crew(generation, command) => self.execute_for_crew(host, generation, command),
             AgentCommand::Check(check) => self.take_part(host, &check),
             AgentCommand::Forward { .. } | AgentCommand::Warm | AgentCommand::Say { .. } => {}
-            AgentCommand::Exit { reason, .. } => self.agent_exits(host, reason),
+            AgentCommand::Exit { reason, first_error, .. } => {
+                self.check_first_error(host, first_error);
+                self.agent_exits(host, reason);
+            }
         }
     }
 
     fn execute_for_crew(&mut self, host: usize, generation: Generation, command: CrewCommand) {
         let slow = if self.now < self.hosts[host].faults.slow_until { 8 } else { 1 };
         match command {
-            CrewCommand::Spawn(start) => self.spawn(host, generation, start.place, slow),
+            CrewCommand::Spawn(start) => self.spawn(host, generation, start, slow),
             CrewCommand::Kill { grace } => {
                 let grace = u64::try_from(grace.as_millis()).unwrap_or(0);
                 let delay = self.rng.range(1, 40 + grace) * slow;
@@ -156,7 +159,8 @@ impl World {
     }
 
     /// Starts the workers of a generation, `slow` times as slowly as usual.
-    fn spawn(&mut self, host: usize, generation: Generation, place: Place, slow: u64) {
+    fn spawn(&mut self, host: usize, generation: Generation, start: Start, slow: u64) {
+        let Start { place, restarts, .. } = start;
         self.oracle.spawned(self.now, host, generation, &place, self.budget);
         self.begins(host, generation, &place);
         let slot = place.slot;
@@ -167,6 +171,7 @@ impl World {
         self.hosts[host].memory.values_mut().flatten().for_each(|m| m.pinned = false);
         self.hosts[host].crews.push(Crew {
             generation,
+            restarts,
             slot,
             workers,
             living,
@@ -223,36 +228,12 @@ impl World {
         if self.hosts[host].agent.is_none() {
             return;
         }
+        self.kill_workers(host, generation);
         let h = &mut self.hosts[host];
         h.crews.retain(|c| c.generation != generation);
         h.next_port += 1;
         let store_port = h.next_port;
         self.crew_event(host, generation, CrewEvent::WorkersGone { store_port });
-    }
-
-    pub(crate) fn worker_dies(&mut self, host: usize, local_rank: u32) {
-        self.worker_ends(host, local_rank, Exit::Signal(9), "");
-    }
-
-    pub(crate) fn worker_errs(&mut self, host: usize, local_rank: u32, text: &str) {
-        self.worker_ends(host, local_rank, Exit::Code(1), text);
-    }
-
-    fn worker_ends(&mut self, host: usize, local_rank: u32, outcome: Exit, text: &str) {
-        let Some(crew) = self.hosts[host].crews.last_mut() else { return };
-        let Some(alive) = crew.living.get_mut(&local_rank).filter(|a| **a) else { return };
-        *alive = false;
-        let generation = crew.generation;
-        if text != crate::ailing::CASCADE {
-            let node = self.hosts[host].node.clone();
-            self.oracle.blames.cause(generation, &node);
-        }
-        let words = Words::from(text.to_owned());
-        self.crew_event(
-            host,
-            generation,
-            CrewEvent::WorkerExited(WorkerExit { local_rank, pid: 1, outcome, asked: false, words }),
-        );
     }
 
     /// There are checkpoints, and none that all ranks can read: the workers fail.

@@ -1,5 +1,6 @@
 //! Everything an agent may ask its driver to do: a closed list.
 
+use super::first_error::FirstError;
 use crate::id::{Generation, Rank, Step};
 use crate::message::{Check, ExitReason, Publish, Replication, Report, Restore, Round, SnapshotEvery, Start, Stop};
 use std::time::Duration;
@@ -31,6 +32,8 @@ pub enum Command {
         reason: ExitReason,
         /// Whether the job's checkpoints in memory are no longer needed.
         discard_memory: bool,
+        /// The error that is passed on, if a worker of this node has failed.
+        first_error: Option<FirstError>,
     },
 }
 

@@ -28,6 +28,7 @@ use crate::spec::JobSpec;
 use crate::time::Time;
 use command::{Command, CrewCommand};
 use event::Event;
+use first_error::FirstError;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,6 +72,8 @@ pub struct Config {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Crew {
     generation: Generation,
+    /// Number of restarts before it.
+    restarts: u32,
     slot: Slot,
     /// Workers that have not exited, by local rank.
     alive: BTreeMap<u32, Watch>,
@@ -88,6 +91,8 @@ struct Crew {
     reported: BTreeSet<u32>,
     /// Local ranks that died of a signal that no process on this node had sent.
     killed: BTreeSet<u32>,
+    /// Local ranks that have reported an uncaught exception, whatever was made of it.
+    uncaught: BTreeSet<u32>,
     /// Local ranks shutting down after an exception; true: it follows from a failure elsewhere.
     raised: BTreeMap<u32, bool>,
     /// If the crew must end: the deadline of workers that are shutting themselves down.
@@ -147,6 +152,7 @@ pub struct Agent {
     /// The stop that was asked for or ordered.
     stop: Option<stopping::Stage>,
     over: Option<ExitReason>,
+    first_error: Option<FirstError>,
     exited: bool,
     out: VecDeque<Command>,
     /// The planted bug to exhibit, if any.
@@ -183,6 +189,7 @@ impl Agent {
             signals: 0,
             stop: None,
             over: None,
+            first_error: None,
             exited: false,
             out: VecDeque::new(),
             #[cfg(feature = "planted")]
@@ -409,7 +416,7 @@ impl Agent {
             // A finished or nameless job is never continued; for others, the newest state is worth
             // keeping.
             let discard_memory = reason.code == 0 || !self.config.named;
-            self.out.push_back(Command::Exit { reason, discard_memory });
+            self.out.push_back(Command::Exit { reason, discard_memory, first_error: self.first_error });
         }
     }
 }

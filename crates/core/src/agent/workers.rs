@@ -2,6 +2,7 @@
 
 use super::command::{Command, CrewCommand};
 use super::event::{CrewEvent, Words, WorkerExit};
+use super::first_error::{EndedWorker, FirstError};
 use super::observation::Observation;
 use super::trainer::HiddenEnd;
 use super::watch::{Silence, Watch};
@@ -90,12 +91,14 @@ impl Agent {
         }
         self.crew = Some(Crew {
             generation,
+            restarts: start.restarts,
             slot: slot.clone(),
             alive: (0..slot.workers).map(|l| (l, Watch::default())).collect(),
             exited_at: BTreeMap::new(),
             failures: Vec::new(),
             reported: BTreeSet::new(),
             killed: BTreeSet::new(),
+            uncaught: BTreeSet::new(),
             raised: BTreeMap::new(),
             end_by: None,
             killing: false,
@@ -231,8 +234,9 @@ impl Agent {
     }
 
     fn worker_raised(&mut self, local_rank: u32, pid: u32, words: Words) {
-        let Some(crew) = self.crew.as_mut().filter(|c| !c.killing) else { return };
-        let Some(watch) = crew.alive.get(&local_rank) else { return };
+        let Some(crew) = &mut self.crew else { return };
+        crew.uncaught.insert(local_rank);
+        let Some(watch) = crew.alive.get(&local_rank).filter(|_| !crew.killing) else { return };
         if watch.is_shutting_down() {
             // The script is over: a helper that outlives it has raised this.
             return;
@@ -257,6 +261,11 @@ impl Agent {
     fn worker_exited(&mut self, exit: WorkerExit) {
         let WorkerExit { local_rank, pid, outcome, asked, words } = exit;
         let Some(crew) = &mut self.crew else { return };
+        let raised = crew.uncaught.contains(&local_rank);
+        let ended = EndedWorker { restarts: crew.restarts, local_rank, outcome, raised };
+        let first_error = FirstError::after(self.first_error, ended);
+        let stays = crate::is_planted!(self, OldErrorPassedOn) && self.first_error.is_some();
+        self.first_error = if stays { self.first_error } else { first_error };
         let Some(watch) = crew.alive.remove(&local_rank) else { return };
         let (extent, of_process) = (watch.extent(), outcome);
         let outcome = watch.of_script(of_process);

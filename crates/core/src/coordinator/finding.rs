@@ -35,6 +35,12 @@ impl Finding {
         }
     }
 
+    /// Returns whether only a higher sampling rate shows which machine was first.
+    #[must_use]
+    pub fn needs_a_burst(&self) -> bool {
+        self.group || self.nodes.len() > 1
+    }
+
     /// Returns the class of the finding, with what was seen.
     #[must_use]
     pub fn verdict(&self) -> Verdict {

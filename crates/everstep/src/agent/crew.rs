@@ -40,8 +40,6 @@ pub struct Worker {
     pub board: Board,
     pub destination: Option<Destination>,
     pub error: Option<String>,
-    /// The worker has reported an uncaught exception.
-    pub raised: bool,
 }
 
 impl Crew {

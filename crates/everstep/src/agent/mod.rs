@@ -114,7 +114,6 @@ struct Driver {
     restarts: u32,
     /// This agent has started workers at least once.
     started: bool,
-    first_error: Option<FirstError>,
     /// A process with torch imported is ready.
     warm: bool,
     /// By local rank, the variables of the latest crew that differ from this process's environment.
@@ -191,7 +190,6 @@ pub async fn run(
         workers,
         started: false,
         restarts: 0,
-        first_error: None,
         warm: false,
         own_variables: BTreeMap::new(),
         table,
@@ -419,7 +417,7 @@ impl Driver {
             Command::Warm => self.warm_up(),
             Command::Check(check) => self.check(check),
             Command::Forward { signal } => drop(self.ask_guard(&GuardRequest::Signal { signal })),
-            Command::Exit { reason: ExitReason { code, why }, discard_memory } => {
+            Command::Exit { reason: ExitReason { code, why }, discard_memory, first_error } => {
                 self.ping(true);
                 if code == 0 && self.started {
                     self.announce_end();
@@ -427,8 +425,7 @@ impl Driver {
                 self.discard = discard_memory;
                 let error_file =
                     |of: FirstError| (self.template.streams.error_file(of.restarts, of.local_rank), of.code);
-                let first_error = self.first_error.map(error_file);
-                self.end = Some(End { code, why, first_error, hurried: false });
+                self.end = Some(End { code, why, first_error: first_error.map(error_file), hurried: false });
             }
         }
         None

@@ -6,7 +6,7 @@ use everstep_checkpoint::replicate::push::{Gate, Pass, Window};
 use everstep_checkpoint::step_board::{Board, Network, Word, monotonic};
 use everstep_core::copy_estimate::copy_estimate;
 use everstep_core::interleave::Kept;
-use everstep_core::pacing::{Admission, EXTENT, Known, LOOK, Lane, Pacer, share};
+use everstep_core::pacing::{Admission, Budget, Known, LOOK, Lane, Pacer, budget};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -47,15 +47,18 @@ pub struct Paced {
     pacer: Mutex<Pacer>,
 }
 
-fn lane(board: &Board) -> Lane {
-    let known = match board.network() {
+fn known(board: &Board) -> Known {
+    match board.network() {
         Network::Unseen => Known::Unseen,
         Network::Learning => Known::Learning,
         Network::Known => Known::Spans,
         Network::Open => Known::Open,
-    };
+    }
+}
+
+fn lane(board: &Board) -> Lane {
     Lane {
-        known,
+        known: known(board),
         busy: board.get(Word::CommBusy) != 0,
         idle_until: board.get(Word::IdleUntil),
         spans: board.get(Word::IdleSpans),
@@ -87,17 +90,12 @@ impl Paced {
 
     /// Returns what may be under way to one peer over `streams` streams.
     pub fn window(&self, streams: usize) -> Window {
-        let is = |network| self.boards.iter().any(|b| b.network() == network);
-        match () {
-            () if self.boards.iter().any(|b| b.get(Word::OneBuffer) == 1) => {
-                Window { extent: CHUNK_BYTES, buffers: 1, streams: 1 }
-            }
-            () if is(Network::Open) => Window { streams, ..Window::default() },
-            () if is(Network::Learning) => Window { extent: EXTENT, buffers: 1, streams },
-            () => {
-                let share = share(self.speed.get(), streams);
-                Window { extent: share.extent, buffers: share.buffers, streams }
-            }
+        let known: Vec<Known> = self.boards.iter().map(known).collect();
+        let one_buffer = self.boards.iter().any(|b| b.get(Word::OneBuffer) == 1);
+        match budget(&known, one_buffer, self.speed.get(), streams) {
+            Budget::OneBuffer => Window { extent: CHUNK_BYTES, buffers: 1, streams: 1 },
+            Budget::Full => Window { streams, ..Window::default() },
+            Budget::Part(share) => Window { extent: share.extent, buffers: share.buffers, streams },
         }
     }
 }

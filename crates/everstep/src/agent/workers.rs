@@ -9,7 +9,6 @@ use super::{Driver, End, worker_sample, worker_words};
 use crate::guard::protocol::{Event as GuardEvent, LocalWorker, ProcessExit, Request as GuardRequest, WorkerEvent};
 use everstep_checkpoint::step_board::{Board, Word};
 use everstep_core::agent::event::{CrewEvent, Event, Words, WorkerExit};
-use everstep_core::agent::first_error::{EndedWorker, FirstError};
 use everstep_core::exit_code::ExitCode;
 use everstep_core::id::{Generation, Step};
 use everstep_core::message::{Holdings, Outcome, Publish, RankOffers, Redundancy, Start};
@@ -61,7 +60,7 @@ impl Driver {
         for local in 0..slot.workers {
             match Board::create(&board_path(&self.template.memory, local), generation.0) {
                 Ok(board) => {
-                    crew.workers.insert(local, Worker { pid: 0, board, destination: None, error: None, raised: false });
+                    crew.workers.insert(local, Worker { pid: 0, board, destination: None, error: None });
                 }
                 Err(e) => failure = Some((local, format!("cannot write {}: {e}", self.template.memory.display()))),
             }
@@ -114,8 +113,6 @@ impl Driver {
         let words = match worker {
             Some((worker, restarts)) if outcome != Outcome::Code(0) => {
                 worker.pid = 0;
-                let ended = EndedWorker { restarts, local_rank, outcome, raised: worker.raised };
-                self.first_error = FirstError::after(self.first_error, ended);
                 let file = self.template.streams.error_file(restarts, local_rank);
                 worker_words::of(&file, &last_lines, worker.error.as_deref(), outcome)
             }
@@ -335,7 +332,6 @@ impl Driver {
         let Some(worker) = self.crew.as_mut().and_then(|c| c.workers.get_mut(&local_rank)) else { return };
         worker.error = Some(message.clone());
         if let Some(text) = uncaught {
-            worker.raised = true;
             let pid = worker.pid;
             // Its last steps must be known before its end is reported, and whether others have
             // ended.

@@ -177,8 +177,7 @@ impl Driver {
         if self.core.jobs().get(&job).is_none_or(|j| j.record().generation != generation) {
             return;
         }
-        if finding.group || finding.nodes.len() > 1 {
-            // Which machine was first shows only at a higher sampling rate.
+        if finding.needs_a_burst() {
             let of_job = self.peers.values().filter(|p| p.job.as_deref() == Some(job.0.as_str()));
             of_job.for_each(|p| drop(p.orders.send(ToAgent::Burst)));
         }
