@@ -36,7 +36,7 @@ class Outcomes:
 
 
 def run_python(ids: list[str], outcomes: Outcomes) -> None:
-    """Runs tests that are named as pytest names them; one without parameters stands for all of its cases."""
+    """Runs tests by pytest's names for them; one without parameters stands for all of its cases."""
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.xml"
         subprocess.run([sys.executable, *PYTEST.split(), f"--junit-xml={report}", *ids], cwd=ROOT, check=False)
