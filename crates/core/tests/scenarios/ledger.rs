@@ -1,5 +1,4 @@
 //! The accounts of time: exact sums over random histories, and the right categories for known ones.
-#![allow(clippy::unwrap_used)]
 
 use everstep_core::id::Generation;
 use everstep_core::ledger::{Account, Category, End, NodeLedger, Reading, Spent, Steps};

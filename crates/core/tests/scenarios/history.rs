@@ -1,5 +1,4 @@
 //! Incidents reconstructed from facts, as a coordinator's driver records them.
-#![allow(clippy::unwrap_used)]
 
 use everstep_core::coordinator::command::{Action, Fact};
 use everstep_core::coordinator::finding::Finding;

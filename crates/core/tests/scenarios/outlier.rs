@@ -1,9 +1,7 @@
 //! A detector names a machine: the finding is reported, and with `--policy act` the job continues
 //! without the machine from a step that all ranks hold.
-#![allow(clippy::unwrap_used)]
 
-mod scene;
-
+use crate::scene::Scene;
 use everstep_core::coordinator::command::{Action, Fact};
 use everstep_core::coordinator::event::Event;
 use everstep_core::coordinator::finding::Finding;
@@ -13,7 +11,6 @@ use everstep_core::history::{Entry, incidents, narrative};
 use everstep_core::id::{JobId, NodeId, Step};
 use everstep_core::message::{CrewReport, FirstStep, Order, Report};
 use everstep_core::spec::{JobSpec, Policy, RestartBudget};
-use scene::Scene;
 
 /// Four nodes that train, of which `least` are needed.
 fn four(policy: Policy, least: u32) -> Scene {

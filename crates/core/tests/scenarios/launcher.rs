@@ -1,9 +1,6 @@
 //! A launched program that exits with 0 where another process has trained in its place.
-#![allow(clippy::unwrap_used)]
 
-#[path = "scene/agent.rs"]
-mod scene;
-
+use crate::lone_agent::{commands, running};
 use everstep_core::agent::Agent;
 use everstep_core::agent::command::Command;
 use everstep_core::agent::event::{CrewEvent, Event, Words, WorkerExit};
@@ -11,7 +8,6 @@ use everstep_core::agent::observation::{Observation, Trainer, TrainerEnd};
 use everstep_core::id::{Epoch, Generation, Step};
 use everstep_core::message::{Cause, CrewOrder, CrewReport, HowEnded, Order, Outcome, Report};
 use everstep_core::time::Time;
-use scene::{commands, running};
 
 const VANISHED: Option<TrainerEnd> = Some(TrainerEnd::Vanished);
 

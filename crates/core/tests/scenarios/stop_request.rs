@@ -1,10 +1,8 @@
 //! A stop reaches the job whatever happens to its coordinator, and it does not undo what is done.
-#![allow(clippy::unwrap_used)]
 
-#[path = "scene/agent.rs"]
-mod agent;
-mod scene;
-
+use crate::lone_agent;
+use crate::scene;
+use crate::scene::{Scene, failure};
 use everstep_core::agent::Agent;
 use everstep_core::agent::command::{Command, CrewCommand};
 use everstep_core::agent::event::{CrewEvent, Event as AgentEvent};
@@ -18,7 +16,6 @@ use everstep_core::message::{
 };
 use everstep_core::spec::{JobSpec, RestartBudget};
 use everstep_core::time::Time;
-use scene::{Scene, failure};
 
 const TERM: Stop = Stop { signal: 15, at: Some(Step(70)) };
 
@@ -175,13 +172,13 @@ fn all_crashes_after_the_end_are_known_again_after_a_reconnect() {
 
 #[test]
 fn an_agent_that_nobody_answers_stops_by_itself() {
-    let mut agent = agent::running_with(1);
-    agent::commands(&mut agent);
+    let mut agent = lone_agent::running_with(1);
+    lone_agent::commands(&mut agent);
     agent.handle(Time(1000), AgentEvent::Signal { signal: 15 });
     assert_eq!(agent.hello().stop.unwrap().signal, 15);
     let stops = |agent: &mut Agent, at| {
         agent.handle(Time(at), AgentEvent::Tick);
-        agent::commands(agent)
+        lone_agent::commands(agent)
             .iter()
             .any(|c| matches!(c, Command::Crew(_, CrewCommand::StopAt(Stop { signal: 15, .. }))))
     };
@@ -192,10 +189,10 @@ fn an_agent_that_nobody_answers_stops_by_itself() {
 
 #[test]
 fn an_agent_starts_nothing_after_a_stop_that_overtook_the_start() {
-    let mut agent = agent::running_with(1);
+    let mut agent = lone_agent::running_with(1);
     let order = |agent: &mut Agent, order| agent.handle(Time(10), AgentEvent::Order { epoch: Epoch(1), order });
     order(&mut agent, Order::Crew(Generation(1), CrewOrder::Fence { stacks: false }));
-    let place = agent::place(1);
+    let place = lone_agent::place(1);
     order(
         &mut agent,
         Order::Crew(
@@ -204,24 +201,24 @@ fn an_agent_starts_nothing_after_a_stop_that_overtook_the_start() {
         ),
     );
     order(&mut agent, Order::Crew(Generation(2), CrewOrder::Signal(TERM)));
-    agent::commands(&mut agent);
+    lone_agent::commands(&mut agent);
     agent.handle(Time(20), AgentEvent::Crew(Generation(1), CrewEvent::WorkersGone { store_port: 1 }));
-    let commands = agent::commands(&mut agent);
+    let commands = lone_agent::commands(&mut agent);
     assert!(!commands.iter().any(|c| matches!(c, Command::Crew(_, CrewCommand::Spawn(_)))), "{commands:?}");
     assert_eq!(agent.seen(), Generation(2));
 }
 
 #[test]
 fn an_agent_whose_workers_have_not_started_has_stopped() {
-    let mut agent = agent::running_with(1);
+    let mut agent = lone_agent::running_with(1);
     let order = |agent: &mut Agent, order| agent.handle(Time(10), AgentEvent::Order { epoch: Epoch(1), order });
     order(&mut agent, Order::Crew(Generation(1), CrewOrder::Fence { stacks: false }));
     agent.handle(Time(20), AgentEvent::Crew(Generation(1), CrewEvent::WorkersGone { store_port: 1 }));
-    agent::commands(&mut agent);
+    lone_agent::commands(&mut agent);
     // The coordinator had decided on the next generation, but not announced it yet.
     order(&mut agent, Order::Crew(Generation(2), CrewOrder::Signal(TERM)));
     let stopped = |c: &Command| matches!(c, Command::Send(Report::Crew(Generation(2), CrewReport::Stopped(_))));
-    assert!(agent::commands(&mut agent).iter().any(stopped));
+    assert!(lone_agent::commands(&mut agent).iter().any(stopped));
 }
 
 #[test]
@@ -247,7 +244,7 @@ fn looks(agent: &mut Agent, at: u64, step: u64) {
 
 /// Returns the step at which the agent asks the ranks to stop, or `None` if it has not asked.
 fn asked(agent: &mut Agent) -> Option<Option<Step>> {
-    agent::commands(agent).into_iter().find_map(|command| match command {
+    lone_agent::commands(agent).into_iter().find_map(|command| match command {
         Command::Send(Report::StopRequested(stop)) => Some(stop.at),
         _ => None,
     })
@@ -255,7 +252,7 @@ fn asked(agent: &mut Agent) -> Option<Option<Step>> {
 
 #[test]
 fn right_after_a_restart_the_last_step_is_named_once_a_step_was_timed() {
-    let mut agent = agent::running_with(1);
+    let mut agent = lone_agent::running_with(1);
     looks(&mut agent, 800, 60);
     looks(&mut agent, 900, 61);
     agent.handle(Time(1000), AgentEvent::Signal { signal: 15 });
@@ -272,7 +269,7 @@ fn right_after_a_restart_the_last_step_is_named_once_a_step_was_timed() {
 #[test]
 fn the_last_step_is_named_without_that_if_a_step_takes_long() {
     for (stepped, at) in [(1, Some(Step(63))), (0, None)] {
-        let mut agent = agent::running_with(1);
+        let mut agent = lone_agent::running_with(1);
         looks(&mut agent, 800, 60);
         looks(&mut agent, 900, 60 + stepped);
         agent.handle(Time(1000), AgentEvent::Signal { signal: 15 });
@@ -286,13 +283,13 @@ fn the_last_step_is_named_without_that_if_a_step_takes_long() {
 
 #[test]
 fn an_agent_that_was_answered_leaves_the_end_to_the_coordinator() {
-    let mut agent = agent::running_with(1);
+    let mut agent = lone_agent::running_with(1);
     agent.handle(Time(1000), AgentEvent::Signal { signal: 15 });
     let order = Order::Crew(Generation(1), CrewOrder::Signal(TERM));
     agent.handle(Time(1100), AgentEvent::Order { epoch: Epoch(1), order });
-    agent::commands(&mut agent);
+    lone_agent::commands(&mut agent);
     agent.handle(Time(20_000), AgentEvent::Tick);
-    assert!(agent::commands(&mut agent).is_empty());
+    assert!(lone_agent::commands(&mut agent).is_empty());
 }
 
 #[test]

@@ -1,11 +1,8 @@
 //! A step that all nodes hold is what training goes on from, whatever messages and coordinators are
 //! lost meanwhile.
-#![allow(clippy::unwrap_used)]
 
-#[path = "scene/agent.rs"]
-mod agent;
-mod scene;
-
+use crate::lone_agent;
+use crate::scene::{Scene, failure};
 use everstep_core::agent::command::{Command as AgentCommand, CrewCommand};
 use everstep_core::agent::event::{CrewEvent, Event as AgentEvent};
 use everstep_core::coordinator::Coordinator;
@@ -17,7 +14,6 @@ use everstep_core::message::{
 };
 use everstep_core::spec::RestartBudget;
 use everstep_core::time::Time;
-use scene::{Scene, failure};
 
 const NEWEST: Step = Step(15);
 const DURABLE: Step = Step(10);
@@ -120,7 +116,7 @@ fn a_copy_that_cannot_be_fetched_for_a_moment_is_tried_again_and_given_up_in_the
 
 #[test]
 fn a_node_that_missed_that_a_step_is_held_by_all_hears_it_with_the_next_plan() {
-    let mut agent = agent::running();
+    let mut agent = lone_agent::running();
     let wish = Redundancy { replicas: 1, data: 0, shared: false };
     let mut ask = |event: Option<CrewEvent>, order: Option<CrewOrder>| -> Vec<CrewCommand> {
         let generation = Generation(1);
@@ -132,7 +128,7 @@ fn a_node_that_missed_that_a_step_is_held_by_all_hears_it_with_the_next_plan() {
             agent.handle(Time(5), AgentEvent::Order { epoch: Epoch(1), order });
         }
         let crew = |c: AgentCommand| if let AgentCommand::Crew(_, c) = c { Some(c) } else { None };
-        agent::commands(&mut agent).into_iter().filter_map(crew).collect()
+        lone_agent::commands(&mut agent).into_iter().filter_map(crew).collect()
     };
     ask(Some(CrewEvent::Sealed { local_rank: 0, step: Step(7), wish }), None);
     let plan = Replication { keepers: vec![], keeps: vec![], stripes: vec![], keeps_parity: vec![] };

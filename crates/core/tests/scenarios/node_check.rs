@@ -1,14 +1,11 @@
 //! When a job's nodes are checked, and what follows from the result.
-#![allow(clippy::unwrap_used)]
 
-mod scene;
-
+use crate::scene::{Scene, failure};
 use everstep_core::coordinator::command::{Fact, Reason};
 use everstep_core::id::Rank;
 use everstep_core::message::{Check, Checked, CrewReport, Offers, Order, Outcome, RankOffers, Report};
 use everstep_core::node_check::Speed;
 use everstep_core::spec::{CheckWhen, JobSpec, RestartBudget};
-use scene::{Scene, failure};
 
 const CASCADE: &str = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.7]:41234";
 

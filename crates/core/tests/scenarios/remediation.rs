@@ -1,9 +1,7 @@
 //! Remedies for machines: reported, requested, carried out; under one number, however often they
 //! are requested.
-#![allow(clippy::unwrap_used)]
 
-mod scene;
-
+use crate::scene::{Scene, failure};
 use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::event::Event;
 use everstep_core::coordinator::request::{NotProvisioned, Remedy, Request, Stage};
@@ -11,7 +9,6 @@ use everstep_core::id::{Epoch, JobId, Session};
 use everstep_core::message::{CrewReport, Order, Outcome, Report};
 use everstep_core::spec::{JobSpec, Policy, RestartBudget};
 use everstep_core::time::Time;
-use scene::{Scene, failure};
 
 /// Three nodes that train, of which two are needed.
 fn trains(policy: Policy) -> Scene {

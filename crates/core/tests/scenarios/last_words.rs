@@ -1,9 +1,6 @@
 //! A failure elsewhere ends the job: what workers of this node still report.
-#![allow(clippy::unwrap_used)]
 
-#[path = "scene/agent.rs"]
-mod scene;
-
+use crate::lone_agent::{commands, running};
 use everstep_core::agent::Agent;
 use everstep_core::agent::command::{Command, CrewCommand};
 use everstep_core::agent::event::{CrewEvent, Event, Words, WorkerExit};
@@ -11,7 +8,6 @@ use everstep_core::agent::observation::{Observation, Script, Trainer, TrainerEnd
 use everstep_core::id::{Epoch, Generation};
 use everstep_core::message::{Cause, CrewOrder, CrewReport, ExitReason, HowEnded, Order, Outcome, Report};
 use everstep_core::time::Time;
-use scene::{commands, running};
 use std::time::Duration;
 
 fn kills(commands: &[Command]) -> usize {

@@ -1,15 +1,12 @@
 //! Which failure of an incident is blamed, and what becomes of a machine that failed itself.
-#![allow(clippy::unwrap_used)]
 
-mod scene;
-
+use crate::scene::{Scene, failure};
 use everstep_core::coordinator::command::Fact;
 use everstep_core::coordinator::event::Event;
 use everstep_core::id::{Generation, Session};
 use everstep_core::message::{CrewReport, Failure, Order, Outcome, Report};
 use everstep_core::severity::Table;
 use everstep_core::spec::RestartBudget;
-use scene::{Scene, failure};
 
 const CLOSED: &str = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.7]:41234";
 const ECC: &str = "RuntimeError: CUDA error: uncorrectable ECC error encountered";

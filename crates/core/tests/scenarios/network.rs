@@ -1,9 +1,8 @@
 //! Network problems are not the script's fault: late messages, lost connections, a coordinator that
 //! does not respond.
-#![allow(clippy::unwrap_used)]
 
-mod scene;
-
+use crate::scene;
+use crate::scene::Scene;
 use everstep_core::agent::command::{Command, CrewCommand};
 use everstep_core::agent::event::{CrewEvent, Event as AgentEvent};
 use everstep_core::agent::{Agent, Config};
@@ -15,7 +14,6 @@ use everstep_core::message::{
 use everstep_core::severity::Table;
 use everstep_core::spec::RestartBudget;
 use everstep_core::time::Time;
-use scene::Scene;
 use std::time::Duration;
 
 const DAILY: RestartBudget = RestartBudget::PerDayAfterFirstStep(10);

@@ -1,10 +1,7 @@
 //! A job that something outside refuses, such as a checkpoint directory that another job owns.
-#![allow(clippy::unwrap_used)]
 
-#[path = "scene/agent.rs"]
-mod lone;
-mod scene;
-
+use crate::lone_agent::{commands, running};
+use crate::scene::{Scene, failure};
 use everstep_core::agent::Agent;
 use everstep_core::agent::command::Command;
 use everstep_core::agent::event::{CrewEvent, Event, WorkerExit};
@@ -15,8 +12,6 @@ use everstep_core::id::{Epoch, Generation, Incarnation, Session};
 use everstep_core::message::{CrewReport, ExitReason, Order, Outcome, Report};
 use everstep_core::spec::RestartBudget;
 use everstep_core::time::Time;
-use lone::{commands, running};
-use scene::{Scene, failure};
 
 const WHY: &str = "the directory belongs to job one";
 

@@ -1,8 +1,7 @@
 //! From a failure to an action, seen from outside: events in, commands out.
-#![allow(clippy::unwrap_used)]
 
-mod scene;
-
+use crate::scene;
+use crate::scene::Scene;
 use everstep_core::coordinator::event::Event;
 use everstep_core::coordinator::job::Phase;
 use everstep_core::id::{Generation, JobId, Rank, Session, Step};
@@ -11,7 +10,6 @@ use everstep_core::message::{
     Redundancy, Replicated, Report, Restore, Sealed, Stopped, Tier,
 };
 use everstep_core::spec::RestartBudget;
-use scene::Scene;
 
 /// A job of one node, with the default number of restarts.
 trait OneNode {

@@ -1,6 +1,5 @@
 //! Parity instead of full copies, seen from outside: which node computes what, what is committed,
 //! and what is restored from where.
-#![allow(clippy::unwrap_used)]
 
 use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::Command;

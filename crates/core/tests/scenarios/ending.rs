@@ -1,8 +1,6 @@
 //! Whether the training is over when some ranks end and others crash.
-#![allow(clippy::unwrap_used)]
 
-mod scene;
-
+use crate::scene::{Scene, failure};
 use everstep_core::coordinator::command::Fact;
 use everstep_core::history::{Entry, notes};
 use everstep_core::id::{Generation, Rank, Step};
@@ -10,7 +8,6 @@ use everstep_core::message::{
     Cause, CrewOrder, CrewReport, Ended, Extent, Failure, HowEnded, Offers, Order, Outcome, RankOffers, Report,
 };
 use everstep_core::spec::RestartBudget;
-use scene::{Scene, failure};
 
 const PER_DAY: RestartBudget = RestartBudget::PerDayAfterFirstStep(10);
 

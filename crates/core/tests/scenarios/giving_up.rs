@@ -1,19 +1,14 @@
 //! Which step is the last when a job gives up: the same on all nodes, however late their workers
 //! end.
-#![allow(clippy::unwrap_used)]
 
-#[path = "scene/agent.rs"]
-mod agent;
-mod scene;
-
-use agent::{commands, running};
+use crate::lone_agent::{commands, running};
+use crate::scene::{Scene, failure};
 use everstep_core::agent::command::{Command, CrewCommand};
 use everstep_core::agent::event::{CrewEvent, Event};
 use everstep_core::id::{Epoch, Generation, Step};
 use everstep_core::message::{CrewOrder, CrewReport, Order, Outcome, Redundancy, Replicated, Report, Round, Sealed};
 use everstep_core::spec::RestartBudget;
 use everstep_core::time::Time;
-use scene::{Scene, failure};
 
 const GENERATION: Generation = Generation(1);
 

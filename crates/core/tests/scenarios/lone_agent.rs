@@ -1,5 +1,4 @@
 //! An agent that runs one worker or more, from rank 1 on.
-#![allow(dead_code)]
 
 use everstep_core::agent::command::Command;
 use everstep_core::agent::event::Event;

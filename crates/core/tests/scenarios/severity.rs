@@ -1,13 +1,11 @@
 //! Real error texts, and their classes by the built-in table. The rules were written on these
 //! texts; `figures/error_classifier.py` also checks texts that the rules have not seen.
 
-#![allow(clippy::unwrap_used)]
-
 use everstep_core::severity::{Class, Scope, Severity, Table, TableError};
 use serde::Deserialize;
 
-const PYTORCH_STACK: &str = include_str!("errors/pytorch_stack.toml");
-const TRAINING_FRAMEWORKS: &str = include_str!("errors/training_frameworks.toml");
+const PYTORCH_STACK: &str = include_str!("../errors/pytorch_stack.toml");
+const TRAINING_FRAMEWORKS: &str = include_str!("../errors/training_frameworks.toml");
 
 #[derive(Deserialize)]
 struct Texts {

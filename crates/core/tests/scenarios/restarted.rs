@@ -1,13 +1,10 @@
 //! What must not be forgotten when a coordinator restarts or a node comes back: which ranks have
 //! ended, that the job is not to go on, and that it is over.
-#![allow(clippy::unwrap_used)]
 
-mod scene;
-
+use crate::scene::{Scene, failure};
 use everstep_core::id::{Generation, Incarnation, Rank, Step};
 use everstep_core::message::{CrewReport, Ended, Failure, Hello, HowEnded, Order, Outcome, Report, Running};
 use everstep_core::spec::{JobSpec, RestartBudget};
-use scene::{Scene, failure};
 
 const LOST: &str =
     "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.7]:4";

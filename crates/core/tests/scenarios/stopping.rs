@@ -1,10 +1,7 @@
 //! A job that is asked to stop while its ranks wait for the step to restore.
-#![allow(clippy::unwrap_used)]
 
-#[path = "scene/agent.rs"]
-mod agent;
-mod scene;
-
+use crate::lone_agent;
+use crate::scene::Scene;
 use everstep_core::agent::Agent;
 use everstep_core::agent::command::{Command, CrewCommand};
 use everstep_core::agent::event::{CrewEvent, Event as AgentEvent, Words, WorkerExit};
@@ -17,7 +14,6 @@ use everstep_core::message::{
 };
 use everstep_core::spec::{JobSpec, RestartBudget};
 use everstep_core::time::Time;
-use scene::Scene;
 
 /// What a job is asked for.
 const TERM: Stop = Stop { signal: 15, at: None };
@@ -148,14 +144,14 @@ fn exited(agent: &mut Agent) {
 }
 
 fn stopping() -> Agent {
-    let mut agent = agent::running_with(2);
+    let mut agent = lone_agent::running_with(2);
     ordered(&mut agent, Order::Crew(Generation(1), CrewOrder::Signal(TERM)));
-    agent::commands(&mut agent);
+    lone_agent::commands(&mut agent);
     agent
 }
 
 fn kills(agent: &mut Agent) -> bool {
-    agent::commands(agent).iter().any(|c| matches!(c, Command::Crew(_, CrewCommand::Kill { .. })))
+    lone_agent::commands(agent).iter().any(|c| matches!(c, Command::Crew(_, CrewCommand::Kill { .. })))
 }
 
 #[test]

@@ -1,5 +1,4 @@
 //! A coordinator with a store and a clock.
-#![allow(dead_code, clippy::unwrap_used)]
 
 use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::{Command, Fact};

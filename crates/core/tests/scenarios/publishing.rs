@@ -1,12 +1,9 @@
 //! When a durable checkpoint is complete, and what the coordinator remembers of it until then.
-#![allow(clippy::unwrap_used)]
 
-mod scene;
-
+use crate::scene::Scene;
 use everstep_core::id::{Generation, Rank, Step};
 use everstep_core::message::{CrewOrder, CrewReport, Order, Publish, Purpose, Report, ShardFile, ShardWritten};
 use everstep_core::spec::RestartBudget;
-use scene::Scene;
 
 const GENERATION: Generation = Generation(1);
 

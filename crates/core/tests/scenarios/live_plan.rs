@@ -1,9 +1,7 @@
 //! Two jobs on one coordinator: the plan exists before a node is lost, and a node moves to the job
 //! in which it is worth more.
-#![allow(clippy::unwrap_used)]
 
-mod scene;
-
+use crate::scene::Scene;
 use everstep_core::coordinator::command::Fact;
 use everstep_core::coordinator::event::Event;
 use everstep_core::coordinator::job::{Job, Phase};
@@ -14,7 +12,6 @@ use everstep_core::spec::{JobSpec, Policy, RestartBudget};
 use everstep_core::time::Time;
 use everstep_planner::file::read;
 use everstep_planner::{Mode, Problem};
-use scene::Scene;
 
 /// On three nodes, `large` is worth four times as much as `small`; on two, hardly anything.
 fn known() -> Problem {

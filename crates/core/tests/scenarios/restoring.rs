@@ -1,15 +1,12 @@
 //! What happens where the ranks have found checkpoints and have none in common.
-#![allow(clippy::unwrap_used)]
 
-mod scene;
-
+use crate::scene::{Scene, failure};
 use everstep_core::coordinator::command::Fact;
 use everstep_core::id::{Generation, Rank, Step};
 use everstep_core::message::{
     CrewOrder, CrewReport, Holdings, Offer, Offers, Order, Outcome, RankOffers, Report, Restore, Tier,
 };
 use everstep_core::spec::RestartBudget;
-use scene::{Scene, failure};
 
 fn durable(steps: &[u64]) -> Offers {
     let offer = |s: &u64| Offer { step: Step(*s), tier: Tier::Durable, generation: Generation(0) };

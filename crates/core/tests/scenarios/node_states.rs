@@ -1,12 +1,10 @@
 //! What each node does, as metrics show it: in training, and between generations.
 
-mod scene;
-
+use crate::scene::{Scene, failure};
 use everstep_core::coordinator::event::Event;
 use everstep_core::id::JobId;
 use everstep_core::message::{CrewReport, Outcome, Report};
 use everstep_core::spec::RestartBudget;
-use scene::{Scene, failure};
 
 /// Two nodes train, and a third one is a spare.
 fn trains() -> Scene {
