@@ -1,6 +1,7 @@
 //! `make sim SEED=…`: replays one seed exactly and prints its trace. The argument `tight` gives the
 //! job a small restart budget.
 
+use everstep_sim::trace::Keep;
 use everstep_sim::{Options, run};
 
 fn main() {
@@ -9,7 +10,7 @@ fn main() {
         eprintln!("usage: everstep-sim SEED [MINUTES] [tight]; give a seed as a number, for example 7");
         std::process::exit(2);
     };
-    let mut options = Options { keep_trace: true, ..Options::usual(seed) };
+    let mut options = Options { trace: Keep::Lines, ..Options::usual(seed) };
     for arg in args {
         match arg.parse() {
             Ok(minutes) => options.minutes = minutes,

@@ -5,7 +5,7 @@ use crate::fault::{Fault, FaultCounts};
 use crate::host::Host;
 use crate::network::Network;
 use crate::oracle::{Oracle, Violation};
-use crate::trace::Trace;
+use crate::trace::{Keep, Trace};
 use everstep_core::agent::event::Event as AgentEvent;
 use everstep_core::coordinator::command::Precondition;
 use everstep_core::coordinator::event::{Event, StoreFailure, Version};
@@ -37,8 +37,8 @@ pub struct Options {
     pub tight_budget: bool,
     /// How often a rank dies between its own seal and its neighbour's.
     pub between_seals: usize,
-    /// Keeps the lines of the trace.
-    pub keep_trace: bool,
+    /// What to keep of the trace.
+    pub trace: Keep,
     /// The bug to switch on.
     #[cfg(feature = "planted")]
     pub planted: Option<everstep_core::planted_bugs::Bug>,
@@ -55,7 +55,7 @@ impl Options {
             faults: 24,
             tight_budget: false,
             between_seals: 0,
-            keep_trace: false,
+            trace: Keep::Nothing,
             #[cfg(feature = "planted")]
             planted: None,
         }
@@ -237,7 +237,7 @@ impl World {
             spec,
             budget,
             oracle: Oracle::default(),
-            trace: Trace::new(options.keep_trace),
+            trace: Trace::new(options.trace),
             counts: FaultCounts::new(),
             durable: None,
             quiet_at,
@@ -283,14 +283,9 @@ impl World {
         (deadline + late).max(self.now + 1)
     }
 
-    pub(crate) fn note(&mut self, text: &str) {
-        self.trace.line(self.now, text);
-    }
-
     fn happen(&mut self, happening: Happening) {
         if !matches!(happening, Happening::Workload | Happening::CheckConnections { .. }) {
-            let text = format!("{happening:?}");
-            self.note(&text);
+            self.trace.line(self.now, format_args!("{happening:?}"));
         }
         match happening {
             Happening::ToAgent { session, epoch, order } => self.agent_receives(session, epoch, order),
@@ -346,38 +341,22 @@ impl World {
 
     fn check(&mut self) {
         self.oracle.look(self.now, &self.hosts);
-        let mut found = None;
-        for (session, c) in self.network.connections.iter().rev().take(64) {
-            let process = &self.processes[c.coordinator];
-            let current = self.hosts[c.host].session == Some(*session) && c.coordinator_end && c.agent_end;
-            if !(process.alive && current) {
-                continue;
-            }
-            let job = process.core.jobs().get(&self.spec.job);
-            let mine = job.and_then(|j| j.nodes().get(&self.hosts[c.host].node));
-            // The node joined on this very connection and was not lost since, so it must still be a
-            // member.
-            if mine.is_some_and(|n| n.session.is_none() && n.hello.incarnation.0 % 100 == c.host as u64 + 1)
-                && !self.lost_is_due(*session)
-                && self.joined_on(*session, c.coordinator)
-            {
-                found = Some(format!(
-                    "node {} is attached on session {session} but counted as lost",
-                    self.hosts[c.host].node
-                ));
-            }
-        }
-        if let Some(what) = found {
+        let lost = self.hosts.iter().enumerate().find_map(|(host, h)| Some((h, self.attached_but_lost(host, h)?)));
+        if let Some((host, session)) = lost {
+            let what = format!("node {} is attached on session {session} but counted as lost", host.node);
             self.oracle.violations.push(Violation { invariant: InvariantId::LiveNodeIsMember, at: self.now, what });
         }
     }
 
-    fn joined_on(&self, session: Session, index: usize) -> bool {
-        self.processes[index].core.knows(session)
-    }
-
-    fn lost_is_due(&self, session: Session) -> bool {
-        self.network.connections.get(&session).is_none_or(|c| !c.coordinator_end)
+    /// Returns the session of a host that is open at both ends, but whose node does not count as a
+    /// member although it joined on this very connection.
+    fn attached_but_lost(&self, index: usize, host: &Host) -> Option<Session> {
+        let session = host.session?;
+        let c = self.network.connections.get(&session).filter(|c| c.coordinator_end && c.agent_end)?;
+        let process = self.processes.get(c.coordinator).filter(|p| p.alive)?;
+        let node = process.core.jobs().get(&self.spec.job)?.nodes().get(&host.node)?;
+        let lost = node.session.is_none() && node.hello.incarnation.0 % 100 == index as u64 + 1;
+        (lost && process.core.knows(session)).then_some(session)
     }
 
     /// Checks INV-06 at the end, a while after the last fault.
