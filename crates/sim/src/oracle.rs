@@ -310,7 +310,7 @@ impl Oracle {
         self.newest_on_host.remove(&host);
     }
 
-    /// Checks on all hosts who owns the workers, and which generations can train. This follows every
+    /// Checks on all hosts who owns the workers, and which generations can train. This follows each
     /// event, so it looks without building sets where nothing is wrong.
     pub fn look(&mut self, now: u64, hosts: &[Host]) {
         let mut able: Vec<(Generation, u32)> = Vec::new();
