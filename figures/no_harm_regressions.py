@@ -36,30 +36,31 @@ class Outcomes:
 
 
 def run_python(ids: list[str], outcomes: Outcomes) -> None:
-    """Runs tests by pytest's names for them; one without parameters stands for all of its cases."""
+    """Runs tests by pytest's names for them; one without parameters stands for all of its cases,
+    and a file for all of its tests."""
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.xml"
         subprocess.run([sys.executable, *PYTEST.split(), f"--junit-xml={report}", *ids], cwd=ROOT, check=False)
         for case in ElementTree.parse(report).iter("testcase"):
             # pytest names files from python/, where its settings are.
-            name = f"python/{case.attrib['classname'].replace('.', '/')}.py::{case.attrib['name']}"
+            file = f"python/{case.attrib['classname'].replace('.', '/')}.py"
+            name = f"{file}::{case.attrib['name']}"
             passed = not any(case.findall(wrong) for wrong in ("failure", "error", "skipped"))
-            for test in {name, name.partition("[")[0]}:
+            for test in {file, name, name.partition("[")[0]}:
                 outcomes.add(test, passed)
 
 
 def run_cargo(tests: list[str], outcomes: Outcomes) -> None:
-    """Runs tests of the form ``cargo:PACKAGE::TEST``."""
+    """Runs tests of the form ``cargo:PACKAGE::TEST``. Their names are unique."""
     names = [test.rpartition("::")[2] for test in tests]
     done = subprocess.run(
         [*CARGO.split(), *names], cwd=ROOT, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    package = ""
     for line in done.stdout.splitlines():
-        if running := re.search(r"Running .*/deps/(\w+)-[0-9a-f]+\)", line):
-            package = running[1].replace("_", "-")
-        elif ended := re.fullmatch(r"test (?:\w+::)*(\w+) \.\.\. (\w+)", line):
-            outcomes.add(f"cargo:{package}::{ended[1]}", ended[2] == "ok")
+        if ended := re.fullmatch(r"test (?:\w+::)*(\w+) \.\.\. (\w+)", line):
+            outcomes.add(ended[1], ended[2] == "ok")
+    for test, name in zip(tests, names, strict=True):
+        outcomes.add(test, outcomes.passed(name))
 
 
 def measure(soak: bool) -> Iterator[Bound]:
@@ -73,7 +74,7 @@ def measure(soak: bool) -> Iterator[Bound]:
     unproven = [line for line, row in table.items() if row["tests"] and not row["failed_at"]]
     failed = [f"{line}: {test}" for line, row in table.items() for test in row["tests"] if not outcomes.passed(test)]
     yield Bound("lines", len(table), "defects in figures/no_harm.toml", "=", 39)
-    yield Bound("tests", len(tests), "of these defects were run", ">=", 1)
+    yield Bound("tests", len(tests), "tests of these defects", ">=", 118)
     yield Bound("untested", len(untested), "without a test or a figure", "=", 0, samples=tuple(untested))
     yield Bound(
         "unproven", len(unproven), "whose tests were not seen to fail before the fix", "=", 0, samples=tuple(unproven)
