@@ -51,16 +51,15 @@ def run_python(ids: list[str], outcomes: Outcomes) -> None:
 
 
 def run_cargo(tests: list[str], outcomes: Outcomes) -> None:
-    """Runs tests of the form ``cargo:PACKAGE::TEST``. Their names are unique."""
-    names = [test.rpartition("::")[2] for test in tests]
+    """Runs tests of the form ``cargo:PACKAGE::TEST``, which are told apart by their names."""
+    by_name = {test.rpartition("::")[2]: test for test in tests}
     done = subprocess.run(
-        [*CARGO.split(), *names], cwd=ROOT, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*CARGO.split(), *by_name], cwd=ROOT, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     for line in done.stdout.splitlines():
-        if ended := re.fullmatch(r"test (?:\w+::)*(\w+) \.\.\. (\w+)", line):
-            outcomes.add(ended[1], ended[2] == "ok")
-    for test, name in zip(tests, names, strict=True):
-        outcomes.add(test, outcomes.passed(name))
+        ended = re.fullmatch(r"test (?:\w+::)*(\w+) \.\.\. (\w+)", line)
+        if ended and ended[1] in by_name:
+            outcomes.add(by_name[ended[1]], ended[2] == "ok")
 
 
 def measure(soak: bool) -> Iterator[Bound]:

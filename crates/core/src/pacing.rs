@@ -98,7 +98,6 @@ pub struct Share {
 }
 
 /// Returns what may be under way over `streams` streams at this speed.
-#[must_use]
 fn share(speed: Option<f64>, streams: usize) -> Share {
     let bytes = speed.map_or(4.0 * EXTENT as f64, |speed| speed * UNDER_WAY);
     let extent = if bytes > 64.0 * EXTENT as f64 { 16 * EXTENT } else { EXTENT };

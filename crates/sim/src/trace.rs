@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-/// What is kept of the trace. Describing each event takes longer than simulating it.
+/// What is kept of the trace. Describing every event takes time, and most runs need no trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Keep {
     /// Nothing.

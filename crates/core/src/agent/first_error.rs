@@ -15,7 +15,7 @@ pub struct FirstError {
 
 /// A worker process that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EndedWorker {
+pub(super) struct EndedWorker {
     /// Number of restarts before its attempt.
     pub restarts: u32,
     /// Its rank on this node.
@@ -29,8 +29,7 @@ pub struct EndedWorker {
 impl FirstError {
     /// Returns the first error after a worker has ended. The latest attempt counts, and within it
     /// the first failure.
-    #[must_use]
-    pub fn after(known: Option<FirstError>, ended: EndedWorker) -> Option<FirstError> {
+    pub(super) fn after(known: Option<FirstError>, ended: EndedWorker) -> Option<FirstError> {
         let EndedWorker { restarts, local_rank, outcome, raised } = ended;
         let code = match outcome {
             Outcome::Code(0) => return known,

@@ -263,9 +263,9 @@ impl Agent {
         let Some(crew) = &mut self.crew else { return };
         let raised = crew.uncaught.contains(&local_rank);
         let ended = EndedWorker { restarts: crew.restarts, local_rank, outcome, raised };
-        let first_error = FirstError::after(self.first_error, ended);
-        let stays = crate::is_planted!(self, OldErrorPassedOn) && self.first_error.is_some();
-        self.first_error = if stays { self.first_error } else { first_error };
+        if self.first_error.is_none() || !crate::is_planted!(self, OldErrorPassedOn) {
+            self.first_error = FirstError::after(self.first_error, ended);
+        }
         let Some(watch) = crew.alive.remove(&local_rank) else { return };
         let (extent, of_process) = (watch.extent(), outcome);
         let outcome = watch.of_script(of_process);

@@ -1,15 +1,16 @@
 //! Parity instead of full copies, seen from outside: which node computes what, what is committed,
 //! and what is restored from where.
 
+use crate::scene::{self, fresh};
 use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::Command;
 use everstep_core::coordinator::event::Event;
-use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank, Session, Step};
+use everstep_core::id::{Epoch, Generation, NodeId, Rank, Session, Step};
 use everstep_core::message::{
     CrewOrder, CrewReport, Hello, Holding, Holdings, Offer, Offers, Order, Parity, RankOffers, Redundancy, Replicated,
     Replication, Report, Restore, Sealed, Source, Tier,
 };
-use everstep_core::spec::{JobSpec, RestartBudget};
+use everstep_core::spec::RestartBudget;
 use everstep_core::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,32 +32,11 @@ impl Scene {
         let mut scene = Scene { core, now: 0, version: 0, workers: workers.to_vec(), sent: vec![] };
         for (node, workers) in workers.iter().enumerate() {
             let nodes = u32::try_from(scene.workers.len()).unwrap();
+            let spec = scene::Scene::spec((nodes, nodes), RestartBudget::PerDayAfterFirstStep(10));
             let hello = Hello {
                 node: NodeId(format!("{node:02}")),
-                incarnation: Incarnation(1),
-                spec: JobSpec {
-                    job: JobId("j".into()),
-                    nodes_min: nodes,
-                    nodes_max: nodes,
-                    node_unit: 1,
-                    spares: 0,
-                    restarts: RestartBudget::PerDayAfterFirstStep(10),
-                    detect_timeout_ms: 2000,
-                    join_timeout_ms: 600_000,
-                    policy: everstep_core::spec::Policy::Observe,
-                    check: everstep_core::spec::CheckWhen::Never,
-                },
                 host: format!("host{node}"),
-                workers: *workers,
-                store_port: 1,
-                replica_port: 7,
-                domain: String::new(),
-                role: String::new(),
-                seen: Generation(0),
-                began: None,
-                running: None,
-                stop: None,
-                shutdown_grace_ms: 0,
+                ..fresh(node as u64, 1, *workers, spec)
             };
             scene.event(Event::Joined { session: Session(node as u64), hello: Box::new(hello) });
         }

@@ -1,7 +1,6 @@
 //! From a failure to an action, seen from outside: events in, commands out.
 
-use crate::scene;
-use crate::scene::Scene;
+use crate::scene::{self, Scene};
 use everstep_core::coordinator::event::Event;
 use everstep_core::coordinator::job::Phase;
 use everstep_core::id::{Generation, JobId, Rank, Session, Step};

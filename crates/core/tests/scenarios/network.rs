@@ -1,8 +1,7 @@
 //! Network problems are not the script's fault: late messages, lost connections, a coordinator that
 //! does not respond.
 
-use crate::scene;
-use crate::scene::Scene;
+use crate::scene::{self, Scene};
 use everstep_core::agent::command::{Command, CrewCommand};
 use everstep_core::agent::event::{CrewEvent, Event as AgentEvent};
 use everstep_core::agent::{Agent, Config};

@@ -29,6 +29,26 @@ pub struct Scene {
     epoch: u64,
 }
 
+/// Returns the hello of a fresh node.
+pub fn fresh(node: u64, incarnation: u64, workers: u32, spec: JobSpec) -> Hello {
+    Hello {
+        node: NodeId(node.to_string()),
+        incarnation: Incarnation(incarnation),
+        spec,
+        host: format!("h{node}"),
+        workers,
+        store_port: 1,
+        replica_port: 7,
+        domain: String::new(),
+        role: String::new(),
+        seen: Generation(0),
+        began: None,
+        running: None,
+        stop: None,
+        shutdown_grace_ms: 0,
+    }
+}
+
 impl Scene {
     pub fn new() -> Self {
         let core = Coordinator::new(Epoch(1), vec![], Time(0));
@@ -133,22 +153,7 @@ impl Scene {
         spec: JobSpec,
         change: impl FnOnce(&mut Hello),
     ) {
-        let mut hello = Hello {
-            node: NodeId(node.to_string()),
-            incarnation: Incarnation(incarnation),
-            spec,
-            host: format!("h{node}"),
-            workers,
-            store_port: 1,
-            replica_port: 7,
-            domain: String::new(),
-            role: String::new(),
-            seen: Generation(0),
-            began: None,
-            running: None,
-            stop: None,
-            shutdown_grace_ms: 0,
-        };
+        let mut hello = fresh(node, incarnation, workers, spec);
         change(&mut hello);
         self.event(Event::Joined { session: Session(node + 1), hello: Box::new(hello) });
     }

@@ -1,8 +1,7 @@
 //! A stop reaches the job whatever happens to its coordinator, and it does not undo what is done.
 
 use crate::lone_agent;
-use crate::scene;
-use crate::scene::{Scene, failure};
+use crate::scene::{self, Scene, failure};
 use everstep_core::agent::Agent;
 use everstep_core::agent::command::{Command, CrewCommand};
 use everstep_core::agent::event::{CrewEvent, Event as AgentEvent};
