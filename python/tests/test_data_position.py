@@ -269,3 +269,35 @@ def test_torchdatas_loader_counts_from_where_its_own_state_left_off():
     assert _at(again.state_dict()) == 40
     assert found + _numbers(loader) == rest
     assert _at(again.state_dict()) == 100
+
+
+def _drawn(loader: Any, sampler: ElasticDistributedSampler, epochs: int, until: int) -> list[tuple[int, float]]:
+    """Trains with a random number for each batch, and returns what each step has used, up to step
+    ``until``."""
+    found: list[tuple[int, float]] = []
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for batch in loader:
+            found.append((int(batch.reshape(-1)[0]), torch.rand(()).item()))
+            if len(found) == until:
+                return found
+    return found
+
+
+@every_loader
+@pytest.mark.parametrize("saved_at", [4, 13, 30])
+def test_a_resumed_loop_draws_the_numbers_of_one_that_was_not_interrupted(options, saved_at):
+    batches = {"batch_size": 8, **options}["batch_size"] or 1
+    saved_at = saved_at if batches > 1 else saved_at * 8
+    torch.manual_seed(5)
+    sampler = _sampler()
+    whole = _drawn(_loader(sampler, **options), sampler, 3, 1000)
+    torch.manual_seed(5)
+    sampler = _sampler()
+    first = _drawn(_loader(sampler, **options), sampler, 3, saved_at)
+    state, generator = sampler.state_dict(), torch.get_rng_state()
+    torch.manual_seed(6)
+    torch.set_rng_state(generator)
+    again = _sampler(state)
+    rest = _drawn(_loader(again, **options), again, 3, 1000)
+    assert first + rest == whole

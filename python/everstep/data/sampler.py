@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator, Sized
 from typing import Any
 
+import torch
 from torch.utils.data import BatchSampler, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -70,6 +71,10 @@ class ElasticDistributedSampler(Sampler[int]):
         self.life = 0
         #: Samples that a step of all ranks takes; 0 before the first one.
         self._round = 0
+        #: A state was loaded, and no loop has begun since then that has samples left.
+        self._resumed = False
+        #: That state was saved in the middle of a loop.
+        self._inside = False
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # The loaders of a process that unpickles the sampler have to count, too.
@@ -93,6 +98,7 @@ class ElasticDistributedSampler(Sampler[int]):
         # left early.
         if behind > self._round:
             self._cursor.jump(epoch * self._cursor.samples)
+            self._inside = False
         self._loop_epoch = epoch
 
     def _end(self) -> int:
@@ -138,6 +144,20 @@ class ElasticDistributedSampler(Sampler[int]):
             yield from (SampleId.of(s, epoch, self.seed) for s in samples) if self.tagged else samples
             at += here * stride
             count -= here
+
+    def loop_had_begun(self, persistent: bool) -> bool:
+        """Returns whether the loop that a data loader begins now had begun before the state was
+        saved from which this sampler continues. Called once per loop.
+
+        Args:
+            persistent: the loader has persistent workers, and begins only once for all loops.
+        """
+        if not self._resumed or self._plan is not None:
+            return False
+        if not len(self):
+            return True  # of an epoch that is finished
+        self._resumed = False
+        return self._inside or (persistent and self._cursor.at > 0)
 
     # -- by plan (CheckpointManager.micro_batches) ------------------------------------------------
 
@@ -188,8 +208,9 @@ class ElasticDistributedSampler(Sampler[int]):
     def state_dict(self) -> dict[str, Any]:
         """Returns the position after the batches handed out so far: the same on all ranks."""
         self._commit()
+        inside = self.current is not None and self.current.has_more()
         # With the round, set_epoch decides after a restart as it would have without one.
-        return {**self._cursor.state_dict(), "round": self._round}
+        return {**self._cursor.state_dict(), "round": self._round, "inside": inside}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues from there with this world's ranks.
@@ -202,6 +223,7 @@ class ElasticDistributedSampler(Sampler[int]):
         # A state without the round is of an earlier version: up to a whole epoch is used then, not
         # skipped.
         self._round = state_dict.get("round", self._cursor.samples)
+        self._resumed, self._inside = True, state_dict.get("inside", False)
 
 
 def _cannot_count(kind: str) -> None:
@@ -225,7 +247,8 @@ def _batch_of(index: Any, sampler: Sampler[int]) -> int:
 
 @functools.cache
 def _count_batches() -> None:
-    """Counts the batches that torch's data loaders return, for passes that are registered.
+    """Counts the batches that torch's data loaders return, for passes that are registered. Also
+    keeps loops that are resumed from drawing random numbers a second time.
 
     A loader draws ahead, and only its iterator knows which batches the loop was given. Its own
     count (``_num_yielded``) is lost too early: with the iterator when a loop ends, or with
@@ -233,7 +256,19 @@ def _count_batches() -> None:
     a pass may begin inside the first call.
     """
     base: Any = _BaseDataLoaderIter
-    inner = base.__next__
+    begin, inner = base.__init__, base.__next__
+
+    @functools.wraps(begin)
+    def begin_loop(iterator: Any, loader: Any) -> None:
+        sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+        if isinstance(sampler, ElasticDistributedSampler) and sampler.loop_had_begun(loader.persistent_workers):
+            # The loader draws a seed for its workers from the generator that the model uses, too.
+            # The state that was restored is of after that.
+            before = torch.get_rng_state()
+            begin(iterator, loader)
+            torch.set_rng_state(before)
+        else:
+            begin(iterator, loader)
 
     def next_batch(iterator: Any) -> Any:
         try:
@@ -246,7 +281,7 @@ def _count_batches() -> None:
             one.hand_out()
         return batch
 
-    base.__next__ = next_batch
+    base.__init__, base.__next__ = begin_loop, next_batch
 
 
 #: The attribute of a loader's iterator with the passes that feed it.
@@ -298,7 +333,13 @@ class _Pass:
         more = self.ended or self.committed or self.batch >= self.length
         return self._loader and self.handed == 1 and not more
 
+    def _used(self) -> int:
+        return min(self.handed * self.batch, self.length) if self._loader else self.drawn
+
+    def has_more(self) -> bool:
+        """Returns whether the loop has begun and not yet been given all samples."""
+        return 0 < self._used() < self.length
+
     def position(self) -> int:
         """Returns the number of global samples committed."""
-        used = min(self.handed * self.batch, self.length) if self._loader else self.drawn
-        return self.start + used * self._ranks
+        return self.start + self._used() * self._ranks
