@@ -293,7 +293,10 @@ def test_one_sentence_for_what_cannot_be_imported(tmp_path, monkeypatch, capsys)
     (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     # torch.distributed.checkpoint gives both values the name a.b.
     torch.save({"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}, tmp_path / "twice.pt")
-    for source, of, words in (("model.safetensors", "hf", "not a complete"), ("twice.pt", "torch", "a.b")):
+    # And these keys the same path.
+    torch.save({1: torch.ones(1), "1": {"b": torch.ones(1)}}, tmp_path / "alike.pt")
+    cases = (("model.safetensors", "hf", "not a complete"), ("twice.pt", "torch", "a.b"), ("alike.pt", "torch", "1.b"))
+    for source, of, words in cases:
         monkeypatch.setattr(sys, "argv", ["ckpt", "import", str(tmp_path / source), str(tmp_path / "to"), "--from", of])
         assert convert.main() == 1
         said = capsys.readouterr().err

@@ -121,6 +121,13 @@ def items(pieces: Iterable[Piece], mappings: Mapping[str, Any]) -> list[Item]:
         rows.append([piece.name, piece.fqn, dtype, list(piece.shape), list(piece.offsets), sizes])
     if deep := next((name for name, path in mappings.items() if len(path) > nesting.DEPTH_MAX), None):
         raise CheckpointError(f"{deep} is nested more than {nesting.DEPTH_MAX} levels deep, which cannot be saved")
+    try:
+        nesting.check(map(tuple, mappings.values()))
+    except ValueError as e:
+        raise CheckpointError(
+            f"the state cannot be saved: {e}; torch.distributed.checkpoint does not tell keys apart that look the same, "
+            "such as 1 and '1'"
+        ) from None
     found.sort(key=lambda i: -i.tensor.element_size())
     table = json.dumps(
         {"version": VERSION, "pieces": rows, "objects": objects, "mappings": {k: list(v) for k, v in mappings.items()}}
