@@ -330,6 +330,8 @@ def _dcp_save(state: dict[str, Any], what: Path, **where: Any) -> None:
             cause = CheckpointError(
                 f"torch.distributed.checkpoint cannot save {what}: {cause}; rename or remove one of its entries"
             )
+        elif isinstance(cause, CheckpointError) and str(what) not in str(cause):
+            cause = CheckpointError(f"{what}: {cause.args[0]}")
         raise cause from e
 
 

@@ -182,7 +182,9 @@ def test_an_evaluation_after_the_training_may_end_as_it_likes(everstep, script, 
     )
     line = [launcher, script(TRAINING, "training.py"), str(tmp_path / "out")]
     done = everstep("run", "--standalone", *line, timeout=90, END="time.sleep(0.5)")
-    assert done.returncode == 0 and "done at step 12 after" in done.stderr and "ended without" not in done.stderr, done.stderr
+    assert done.returncode == 0 and "done at step 12 after" in done.stderr and "ended without" not in done.stderr, (
+        done.stderr
+    )
 
 
 #: Aborts when its interpreter shuts down, as torch does now and then.
