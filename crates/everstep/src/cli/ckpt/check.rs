@@ -6,7 +6,6 @@ use crate::failure::Failure;
 use everstep_checkpoint::arena::Slot;
 use everstep_checkpoint::persist::{self, read_manifest};
 use everstep_checkpoint::restore::Shard;
-use everstep_core::coordinator::wording::counted;
 use everstep_core::message::ShardFile;
 use everstep_wire::output::CheckpointRow;
 use std::path::Path;
@@ -64,10 +63,10 @@ pub fn show(inventory: &Inventory, step: Option<u64>, tensors: bool) -> Result<i
                 Ok(shard) => {
                     let index = shard.index();
                     println!(
-                        "  {name}: {}, {}, {}",
-                        counted(index.tensors().len() as u64, "tensor"),
+                        "  {name}: {} tensors, {}, {} chunks",
+                        index.tensors().len(),
                         size(index.bytes()),
-                        counted(index.crcs().len() as u64, "chunk")
+                        index.crcs().len()
                     );
                     for t in index.tensors().iter().filter(|_| tensors) {
                         println!("    {:<48} {:<5} {:?}", t.name, t.dtype, t.shape);
