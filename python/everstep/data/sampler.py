@@ -261,13 +261,10 @@ def _count_batches() -> None:
     @functools.wraps(begin)
     def begin_loop(iterator: Any, loader: Any) -> None:
         sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
-        if isinstance(sampler, ElasticDistributedSampler) and sampler.loop_had_begun(loader.persistent_workers):
-            # The loader draws a seed for its workers from the generator that the model uses, too.
-            # The state that was restored is of after that.
-            before = torch.get_rng_state()
-            begin(iterator, loader)
-            torch.set_rng_state(before)
-        else:
+        ours = isinstance(sampler, ElasticDistributedSampler)
+        # The loader draws a seed for its workers from the generator that the model uses, too. A
+        # state that was saved inside the loop was saved after that.
+        with torch.random.fork_rng(devices=[], enabled=ours and sampler.loop_had_begun(loader.persistent_workers)):
             begin(iterator, loader)
 
     def next_batch(iterator: Any) -> Any:
