@@ -30,7 +30,7 @@ def test_start_and_end(everstep, script):
         lines[0]
         == "everstep: job short: 2 ranks here, 2 ranks on 1 node; everstep status short shows it, Ctrl-C stops it"
     )
-    assert lines[-1].startswith("everstep: done: 5 steps in "), lines
+    assert lines[-1].startswith("everstep: done at step 5 after "), lines
 
 
 def test_a_stop_says_so_and_offers_no_diagnosis(env, script, tmp_path):

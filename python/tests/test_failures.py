@@ -79,7 +79,7 @@ def test_a_killed_worker_is_explained(broken, everstep):
 def test_the_same_error_after_the_same_step_ends_the_job(broken, everstep, tmp_path):
     done = broken("raise ValueError(f'odd value at {id(ckpt):#x}')")
     assert done.returncode == 93, done.stderr
-    assert "the same error after the same step" in done.stderr and "script-error" in done.stderr
+    assert "the same error followed the same step" in done.stderr and "script-error" in done.stderr
     assert (tmp_path / "out" / "lives-0").read_text() == "xx"
     assert "ENDED THE JOB with exit code 93" in everstep("explain").stdout
     # torchrun knows only 1.

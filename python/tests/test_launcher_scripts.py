@@ -104,7 +104,7 @@ def test_a_launcher_that_uses_everstep_itself_does_not_hide_an_unknown_end(launc
 @pytest.mark.parametrize("end", ["", "if step == 7: sys.exit(0)", "if step == 7: os._exit(0)"])
 def test_a_training_in_a_forked_process_ends_as_it_likes(launched, end):
     done = launched(launcher=FORKS, COUNTED="1", EARLY=end)
-    assert done.returncode == 0 and "done:" in done.stderr and "process " not in done.stderr, done.stderr
+    assert done.returncode == 0 and "everstep: done" in done.stderr and "process " not in done.stderr, done.stderr
     assert done.stdout.count("step 1\n") == 1 and ("step 8" in done.stdout) == (not end), done.stdout
 
 
@@ -144,7 +144,7 @@ def test_a_training_that_gives_up_before_its_last_step_is_restarted(launched, ho
 )
 def test_a_training_without_a_known_last_step_is_warned_about(launched, everstep, early):
     done = launched(EARLY=early)
-    assert done.returncode == 0 and "done: 7 steps" in done.stderr, done.stderr
+    assert done.returncode == 0 and "done at step 7 after" in done.stderr, done.stderr
     told = f"process {_killed(done)}, which trained up to step 7 as rank 0"
     assert done.stderr.count(told) == 1 and "return the training's exit code" in done.stderr, done.stderr
     explained = everstep("explain").stdout
@@ -167,7 +167,7 @@ ENDS = {
 @pytest.mark.parametrize("end", ENDS)
 def test_a_training_that_ends_normally_is_not_mentioned(launched, everstep, end):
     done = launched(**ENDS[end])
-    assert done.returncode == 0 and "done:" in done.stderr, done.stderr
+    assert done.returncode == 0 and "everstep: done" in done.stderr, done.stderr
     assert "process " not in done.stderr and "warning" not in done.stderr, done.stderr
     explained = everstep("explain").stdout
     assert explained.strip() == "job job has had no incident", explained
@@ -182,7 +182,9 @@ def test_an_evaluation_after_the_training_may_end_as_it_likes(everstep, script, 
     )
     line = [launcher, script(TRAINING, "training.py"), str(tmp_path / "out")]
     done = everstep("run", "--standalone", *line, timeout=90, END="time.sleep(0.5)")
-    assert done.returncode == 0 and "done: 12 steps" in done.stderr and "ended without" not in done.stderr, done.stderr
+    assert done.returncode == 0 and "done at step 12 after" in done.stderr and "ended without" not in done.stderr, (
+        done.stderr
+    )
 
 
 #: Aborts when its interpreter shuts down, as torch does now and then.

@@ -25,7 +25,7 @@
 //! them fails, the process that vanished is treated as a possible cause.
 
 use super::command::Fact;
-use super::job::{Blame, BlameWindow, Job, Phase, Vanished};
+use super::job::{Blame, BlameWindow, Job, NoRestart, Phase, Vanished};
 use super::output::Output;
 use super::wording::{describe, unconfirmed};
 use crate::exit_code::ExitCode;
@@ -311,9 +311,14 @@ impl Job {
         let exception = matches!(failure.cause, Cause::Exited(Outcome::Code(_)));
         let own = matches!(failure.verdict.scope, Scope::User | Scope::Unknown | Scope::Storage);
         (exception && own && !failure.verdict.follows && !counted && !self.record.checkpointed).then(|| {
-            let why = "the script raised an error and no rank has used an everstep.CheckpointManager, so a restart would begin at \
-                       the first step (to restart anyway, use --max-restarts N)";
-            (ExitCode::Failed.number(), why.into())
+            let why = if self.record.progressed || failure.progressed {
+                "the script raised an error and no rank has used an everstep.CheckpointManager, so a restart would \
+                 begin at the first step (to restart anyway, use --max-restarts N)"
+                    .into()
+            } else {
+                NoRestart::NoProgress.to_string()
+            };
+            (ExitCode::Failed.number(), why)
         })
     }
 }

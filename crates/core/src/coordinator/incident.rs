@@ -19,7 +19,7 @@ impl Job {
         let error = failure.and_then(error_of);
         let again = self.record.has_error_again(error);
         (again && !self.record.restarts_are_counted()).then(|| {
-            "the same error after the same step as last time: a restart would fail the same way; fix the error, or use --max-restarts N to restart anyway".into()
+            "the same error followed the same step as last time, so a restart would fail the same way; fix the error, or use --max-restarts N to restart anyway".into()
         })
     }
 

@@ -109,6 +109,7 @@ fn steps_lost(of: &Incident) -> String {
             }
         }
         (_, None) if of.outcome == Outcome::Open => "not known yet".into(),
+        (_, None) if matches!(of.outcome, Outcome::Ended { .. }) => "no step is repeated: the job ended".into(),
         (_, None) => "unknown: the job completed no step after that".into(),
         (_, Some(Began { from: None, .. })) => format!("unknown: {UNREADABLE}"),
         (_, Some(Began { from: Some(from), had: None, .. })) => {
@@ -147,6 +148,10 @@ fn done(of: &Incident) -> String {
             if of.regrouped.is_none() && matches!(of.outcome, Outcome::Ended { .. } | Outcome::Superseded { .. }) =>
         {
             "stopped the processes and did not restart them"
+        }
+        Action::Restart if of.regrouped.is_none() && of.outcome == Outcome::Open => "is restarting the processes",
+        Action::Reconfigure if of.regrouped.is_none() && of.outcome == Outcome::Open => {
+            "is waiting for enough nodes to re-form the world"
         }
         Action::Restart => "restarted the processes",
         Action::Reconfigure => "re-formed the world",
@@ -231,16 +236,22 @@ fn worked(of: &Incident) -> String {
 fn advice(of: &Incident) -> String {
     let failure = of.blamed.as_ref().map_or(of.failure.as_ref(), |b| b.failure.as_ref());
     if let Some(stopped) = failure.filter(|f| matches!(f.cause, Cause::Hung { evidence: HangEvidence::Stopped, .. })) {
-        return format!(
-            "find out who or what stopped the process (kill -STOP, Ctrl-Z, a debugger, the scheduler); until everstep \
-             ends such a process, kill -CONT {} on node {} lets it continue",
-            stopped.pid,
-            of.at_fault()
-        );
+        let continues = if of.regrouped.is_none() && of.outcome == Outcome::Open {
+            let (pid, node) = (stopped.pid, of.at_fault());
+            format!("; until everstep ends such a process, kill -CONT {pid} on node {node} lets it continue")
+        } else {
+            String::new()
+        };
+        let who = "find out who or what stopped the process (kill -STOP, Ctrl-Z, a debugger, the scheduler)";
+        return format!("{who}{continues}");
     }
     match of.verdict() {
         Some(verdict) if !verdict.advice.is_empty() => verdict.advice.clone(),
         Some(_) => "read the process's output: everstep logs --first-cause".into(),
-        None => "check whether the machine is up; its event log (BMC) shows why it went down".into(),
+        None => {
+            "check whether the machine is up and what ended its everstep run process; the machine's event log (BMC) \
+                 shows why it went down"
+                .into()
+        }
     }
 }

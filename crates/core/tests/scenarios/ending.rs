@@ -329,6 +329,11 @@ fn an_exception_of_a_script_without_checkpoints_ends_the_job() {
     scene.passes(1100);
     let (code, why) = scene.over().unwrap();
     assert!(code == 1 && why.contains("no rank has used an everstep.CheckpointManager"), "{code} {why}");
+    let mut scene = job(PER_DAY);
+    crashes(&mut scene, Failure { progressed: false, ..error(0) });
+    scene.passes(1100);
+    let (code, why) = scene.over().unwrap();
+    assert!(code == 1 && why.contains("no optimizer step was completed"), "{code} {why}");
     // With checkpoints, or with a number of restarts, the job is restarted.
     for (restarts, checkpointed) in [(PER_DAY, true), (RestartBudget::Exactly(2), false)] {
         let mut scene = job(restarts);

@@ -18,7 +18,13 @@ impl Driver {
             } else {
                 String::new()
             };
-            crate::say!("restart {}{budget}: {world}", start.restarts);
+            // Whoever reads this may wonder why the script begins again.
+            let from = if self.checkpointed {
+                ""
+            } else {
+                "; everstep restores nothing, because no rank here has used an everstep.CheckpointManager"
+            };
+            crate::say!("restart {}{budget}: {world}{from}", start.restarts);
         } else {
             let here = counted(place.slot.workers, "rank");
             crate::say!("job {job}: {here} here, {world}; everstep status {job} shows it, Ctrl-C stops it");
@@ -37,13 +43,13 @@ impl Driver {
         // After a restart, a count that began at the restart does not cover the whole job.
         let of_all = self.progress.values().filter(|p| self.restarts == 0 || !p.counted);
         let steps = of_all.filter_map(|p| p.step).max();
-        let steps = steps.map_or_else(String::new, |n| format!(": {n} steps"));
+        let steps = steps.map_or_else(String::new, |n| format!(" at step {n}"));
         let seconds = self.start.elapsed().as_secs();
         let time = if seconds < 120 { format!("{seconds} s") } else { format!("{} min", seconds / 60) };
         match self.restarts {
-            0 => crate::say!("done{steps} in {time}"),
+            0 => crate::say!("done{steps} after {time}"),
             n => crate::say!(
-                "done{steps} in {time}, {}; run everstep explain --job {} to see why",
+                "done{steps} after {time} and {}; everstep explain --job {} tells what happened",
                 counted(n, "restart"),
                 self.template.job
             ),

@@ -48,6 +48,11 @@ impl Crew {
         !self.watched.is_empty()
     }
 
+    /// Returns whether a worker has used a checkpoint manager.
+    pub fn has_manager(&self) -> bool {
+        self.has_checkpoints() || self.workers.values().any(|worker| worker.destination.is_some())
+    }
+
     /// Passes a stop signal to the workers' boards, where `should_stop` finds it.
     pub fn request_stop(&self, stop: Stop) {
         for worker in self.workers.values() {

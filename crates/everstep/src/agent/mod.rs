@@ -114,6 +114,8 @@ struct Driver {
     restarts: u32,
     /// This agent has started workers at least once.
     started: bool,
+    /// Some of them have used a checkpoint manager.
+    checkpointed: bool,
     /// A process with torch imported is ready.
     warm: bool,
     /// By local rank, the variables of the latest crew that differ from this process's environment.
@@ -189,6 +191,7 @@ pub async fn run(
         progress: BTreeMap::new(),
         workers,
         started: false,
+        checkpointed: false,
         restarts: 0,
         warm: false,
         own_variables: BTreeMap::new(),

@@ -142,7 +142,7 @@ impl Driver {
                 let _ = answer.send(Reply::Owned { epoch });
             }
             Err(e) => {
-                let why = format!("everstep may not use the checkpoint directory: {e}");
+                let why = format!("cannot use the checkpoint directory: {e}");
                 match &e {
                     // First, so that the worker's end is not taken for a failure.
                     ClaimError::Refused(_) => {

@@ -23,14 +23,24 @@ pub(super) fn of(error_file: &Path, last_lines: &str, own: Option<&str>, outcome
         message["message"].as_str().or_else(|| message.as_str()).map(str::to_owned)
     };
     let last_lines: String = last_lines.lines().filter(|l| !crate::log::is_own(l)).flat_map(|l| [l, "\n"]).collect();
-    let lines = || last_lines.lines().map(str::trim).filter(|l| !l.is_empty());
+    let lines: Vec<&str> = last_lines.lines().map(str::trim).filter(|l| !l.is_empty()).collect();
     let killed = matches!(outcome, Outcome::Signal(9 | 15));
-    let last = || lines().rfind(|l| names_exception(l)).or_else(|| lines().next_back()).map(str::to_owned);
-    let from_stderr = || if killed { None } else { last() };
+    let last = || lines.iter().rposition(|l| names_exception(l)).or(lines.len().checked_sub(1));
+    let from_stderr = || if killed { None } else { last().map(|begins| lines[begins..].join("\n")) };
     let said = own.map(str::to_owned).or_else(from_file);
     let text = [said.as_deref().unwrap_or_default(), &last_lines].join("\n");
     let told = said.or_else(from_stderr).unwrap_or_default();
-    Words { message: told.lines().next().unwrap_or_default().chars().take(300).collect(), text }
+    Words { message: first_sentence(&told).chars().take(300).collect(), text }
+}
+
+/// Returns the first line of a message, and the next one if that continues it.
+fn first_sentence(message: &str) -> String {
+    let mut lines = message.lines();
+    let first = lines.next().unwrap_or_default();
+    match lines.next() {
+        Some(next) if first.ends_with(':') => format!("{first} {}", next.trim()),
+        _ => first.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -44,6 +54,7 @@ mod tests {
         assert_eq!(said(long, Outcome::Code(1)), "[rank1]: RuntimeError: Expected it");
         assert_eq!(said("torch.cuda.OutOfMemoryError: no\nbye", Outcome::Code(1)), "torch.cuda.OutOfMemoryError: no");
         assert_eq!(said("Note: an Error\ngiving up", Outcome::Code(3)), "giving up");
+        assert_eq!(said("ValueError: these differ:\n  a\n  b", Outcome::Code(1)), "ValueError: these differ: a");
         assert_eq!(said("warned in passing", Outcome::Signal(9)), "");
         assert_eq!(said("terminate called", Outcome::Signal(6)), "terminate called");
     }
@@ -54,7 +65,7 @@ mod tests {
             "everstep: job inner: 1 rank here, 1 rank on 1 node; everstep status inner shows it, Ctrl-C stops it",
             "[default0]:everstep: cannot write /logs/stdout.log: No space left on device (os error 28)",
             "/site-packages/torch/nn/linear.py:9: UserWarning: everstep: 3 files could not be deleted",
-            r#"{"from":"everstep","job":"inner","level":"info","message":"done: in 0 s"}"#,
+            r#"{"from":"everstep","job":"inner","level":"info","message":"done after 0 s"}"#,
         ];
         let said = |lines: &[&str]| of(Path::new("/nonexistent"), &lines.join("\n"), None, Outcome::Code(3));
         assert_eq!(said(&own), Words { message: String::new(), text: "\n".into() });

@@ -135,7 +135,7 @@ impl Driver {
                 crate::say_warning!("restarts will be slower, because each worker imports torch again: {why}");
             }
             Some(GuardEvent::Gone { generation }) => {
-                self.crew = None;
+                self.checkpointed |= self.crew.take().is_some_and(|crew| crew.has_manager());
                 self.persist_queue.clear();
                 self.restores.clear();
                 if let Err(e) = self.store.renew().await {

@@ -104,9 +104,14 @@ pub fn report(job: &str, of: &Incident) -> IncidentReport {
 /// `or_notes`: then a later job with notes comes before it.
 pub fn one(o: &Which, or_notes: bool) -> Result<One, Failure> {
     let mut of = all(o.job.as_deref())?;
-    of.sort_by(|a, b| a.facts.latest().total_cmp(&b.facts.latest()));
-    // The latest job about which there is something to tell, else the latest of all.
     let or_notes = or_notes && o.incident.is_none();
+    // Records may go on for a while after a job's last incident. A note has no time of its own.
+    let when = |of: &Of| match of.incidents.last() {
+        Some(last) if !or_notes || of.notes.is_empty() => last.opened as f64 / 1e6,
+        _ => of.facts.latest(),
+    };
+    of.sort_by(|a, b| when(a).total_cmp(&when(b)));
+    // The latest job about which there is something to tell, else the latest of all.
     let telling = |of: &Of| !of.incidents.is_empty() || (or_notes && !of.notes.is_empty());
     let chosen = of.iter().rposition(telling).unwrap_or(of.len() - 1);
     let Of { facts, mut incidents, notes } = of.swap_remove(chosen);

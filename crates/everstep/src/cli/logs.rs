@@ -83,7 +83,10 @@ pub fn own(job: &str) -> Vec<(String, PathBuf)> {
 fn first_cause(job: &str, agents: &[AgentFile]) -> Option<()> {
     let facts = event_log::read(Some(job)).into_iter().next()?;
     let all = facts.entries();
-    let incident = incidents(&all).pop()?;
+    let Some(incident) = incidents(&all).pop() else {
+        println!("no process of job {job} has failed in its latest run");
+        return Some(());
+    };
     println!("{}", incident.what());
     println!("inc-{}, generation {}, at {}", incident.number, incident.generation, when(incident.opened));
     let failure = incident.blamed.as_ref().map_or(incident.failure.as_ref(), |b| b.failure.as_ref())?;
@@ -98,11 +101,21 @@ fn first_cause(job: &str, agents: &[AgentFile]) -> Option<()> {
     // The stacks explain a hang. Its last output explains any other failure.
     let hung = matches!(failure.cause, Cause::Hung { .. });
     let stacks = found(STACKS_FILE).filter(|p| hung && std::fs::metadata(p).is_ok_and(|m| m.len() > 0));
+    // A process that was killed has often written nothing to standard error.
+    let written = |path: &PathBuf| std::fs::metadata(path).is_ok_and(|m| m.len() > 0);
+    let output = || [found("stderr.log"), found("stdout.log")].into_iter().flatten().find(written);
     let (path, what) = match stacks {
         Some(path) => (path, "thread stacks in"),
-        None => (found("stderr.log")?, "last lines of"),
+        None => match output() {
+            Some(path) => (path, "last lines of"),
+            None if found("stderr.log").is_some() => {
+                println!("its process had printed nothing");
+                return Some(());
+            }
+            None => return None,
+        },
     };
-    let text = std::fs::read_to_string(&path).ok()?;
+    let text = String::from_utf8_lossy(&std::fs::read(&path).ok()?).into_owned();
     let lines: Vec<&str> = text.lines().collect();
     println!("{what} {}:", path.display());
     for line in &lines[lines.len().saturating_sub(SHOWN)..] {

@@ -126,15 +126,19 @@ pub fn ask_coordinator<T: Serialize>(
 fn show(job: &RunningJob) {
     let RunningJob { status: of, coordinator, .. } = job;
     let replicated = of.replicated_step.map_or_else(String::new, |step| format!("  replicated step {step}"));
+    // After the end, the agents write the last step, and the coordinator does not hear of it.
+    let durable = match of.phase {
+        Phase::Over => String::new(),
+        _ => format!("  durable step {}", known(of.durable_step)),
+    };
     println!(
-        "{}  {}  generation {}  {} ranks  restarts {}/{}{replicated}  durable step {}",
+        "{}  {}  generation {}  {} ranks  restarts {}/{}{replicated}{durable}",
         of.job,
         of.phase.name(),
         of.generation,
         of.world_size,
         of.restarts,
         of.max_restarts,
-        known(of.durable_step),
     );
     if of.phase != Phase::Training || of.reason != Reason::Training {
         println!("  why      {}", of.why);
@@ -186,8 +190,13 @@ pub fn run(o: &StatusOptions) -> Result<i32, Failure> {
             match &o.job {
                 _ if !remote.is_empty() => remote.iter().for_each(|job| eprintln!("{}", job.explain())),
                 _ if !jobs.is_empty() => {}
-                Some(job) => eprintln!("job {job} is not running here; everstep logs {job} shows what it wrote"),
-                None => eprintln!("no job is running here; start one with everstep run SCRIPT"),
+                Some(job) if event_log::agents(job).is_empty() => {
+                    eprintln!("everstep: no job {job} has run on this machine; everstep status lists those that run");
+                }
+                Some(job) => {
+                    eprintln!("everstep: job {job} is not running here; everstep logs {job} shows what it wrote");
+                }
+                None => eprintln!("everstep: no job is running here; start one with everstep run SCRIPT"),
             }
             jobs.iter().for_each(show);
         }

@@ -30,6 +30,7 @@ pub use node_state::NodeState;
 pub use nodes::{Node, Nodes};
 pub use phase::Phase;
 pub(crate) use provisioning::MISSED;
+pub(crate) use record::NoRestart;
 pub use record::{GivingUp, JobRecord, Stage};
 pub(crate) use replicas::{Replicas, RoundState};
 pub(crate) use restarts::Charge;

@@ -6,6 +6,7 @@ use crate::failure::Failure;
 use everstep_checkpoint::arena::Slot;
 use everstep_checkpoint::persist::{self, read_manifest};
 use everstep_checkpoint::restore::Shard;
+use everstep_core::coordinator::wording::counted;
 use everstep_core::message::ShardFile;
 use everstep_wire::output::CheckpointRow;
 use std::path::Path;
@@ -63,10 +64,10 @@ pub fn show(inventory: &Inventory, step: Option<u64>, tensors: bool) -> Result<i
                 Ok(shard) => {
                     let index = shard.index();
                     println!(
-                        "  {name}: {} tensors, {}, {} chunks",
-                        index.tensors().len(),
+                        "  {name}: {}, {}, {}",
+                        counted(index.tensors().len() as u64, "tensor"),
                         size(index.bytes()),
-                        index.crcs().len()
+                        counted(index.crcs().len() as u64, "chunk")
                     );
                     for t in index.tensors().iter().filter(|_| tensors) {
                         println!("    {:<48} {:<5} {:?}", t.name, t.dtype, t.shape);

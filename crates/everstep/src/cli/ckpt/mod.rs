@@ -114,7 +114,7 @@ fn list(target: Option<&str>, as_json: bool) -> Result<i32, Failure> {
         eprintln!("not written by everstep: {}: {}", foreign.path.0.display(), foreign.why);
     }
     if found.rows.is_empty() {
-        eprintln!("no checkpoints{}", target.map_or(String::new(), |t| format!(" of {t}")));
+        eprintln!("no checkpoints{}", target.map_or(String::new(), |t| format!(" found for {t}")));
         return Ok(0);
     }
     // The job matters only if there can be several.

@@ -56,9 +56,11 @@ pub fn node_id(o: &RunOptions, meet: &Meet, nodes_max: u32) -> Result<(String, F
             free => free,
         };
         let taken = |by: Owner| {
-            Failure::config(format!(
-                "node id {node} of job {job} is already in use on this machine by {by}; give each node its own --node-rank, or end the other agent"
-            ))
+            let remedy = match nodes_max {
+                1 => "give this job another name (--name), or end the other one",
+                _ => "give each node its own --node-rank, or end the other agent",
+            };
+            Failure::config(format!("node id {node} of job {job} is already in use on this machine by {by}; {remedy}"))
         };
         return Ok((node.clone(), lock.map_err(taken)?));
     }
