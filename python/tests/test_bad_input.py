@@ -48,7 +48,7 @@ def _says(done, code: int, *words: str) -> None:
         (["run", "--log-dir", "/proc/nowhere", "{script}"], 78, ["--log-dir"]),
         (["run", "--frobnicate", "{script}"], 2, ["--frobnicate"]),
         (["run"], 2, ["SCRIPT"]),
-        (["status", "nobody"], 69, ["not running here"]),
+        (["status", "nobody"], 69, ["no job nobody has run on this machine"]),
         (["logs", "nobody"], 1, ["no logs of job nobody"]),
     ],
 )
@@ -132,7 +132,7 @@ def test_two_agents_with_one_id(env, everstep, script, tmp_path):
     try:
         while not up.exists():
             time.sleep(0.05)
-        _says(everstep("run", "--standalone", "--name", "twice", path), 78, "already in use", "--node-rank")
+        _says(everstep("run", "--standalone", "--name", "twice", path), 78, "already in use", "--name")
         assert first.poll() is None
     finally:
         first.terminate()

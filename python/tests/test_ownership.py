@@ -147,7 +147,9 @@ def test_a_job_on_two_nodes_ends_with_78_on_both(
         stop.touch()
         assert first.wait(30) == 0
     assert [node.returncode for node in nodes] == [78, 78], said
-    reasons = {[line for line in text.splitlines() if "may not use" in line][-1] for text in said}
+    reasons = {
+        [line for line in text.splitlines() if "cannot use the checkpoint directory" in line][-1] for text in said
+    }
     assert len(reasons) == 1 and "belongs to job one" in reasons.pop(), said
     explained = everstep("explain", "--job", "two").stdout
     assert "no incident" in explained and "belongs to job one" in explained, explained
