@@ -27,7 +27,7 @@ COMMON = re.compile(r"--workspace|--profile checked|--exclude \S+|--nocapture|(^
 #: when this figure was written (of tests in Rust, the number of test functions). Numbers are added
 #: up.
 COVERED = {
-    "rust-tests": (r"^test result: ok\. (\d+) passed", "tests in Rust that passed", 640),
+    "rust-tests": (r"^test result: ok\. (\d+) passed", "tests in Rust that passed", 655),
     "python-tests": (r"^(?:\d+ failed, )?(\d+) passed.* in [\d.]+s", "tests in Python that passed", 1249),
     "seeds": (r"simulation: (\d+) seeds", "simulated clusters", 600),
     "faults": (r"simulation: \d+ seeds, (\d+) faults", "faults in them", 600 * 20),

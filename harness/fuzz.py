@@ -33,6 +33,8 @@ FLAGS = (
     "-Cllvm-args=-sanitizer-coverage-trace-compares",
     "-Cllvm-args=-simplifycfg-branch-fold-threshold=0",
     "--cfg=fuzzing",
+    # In tests, building takes longer than fuzzing.
+    "-Copt-level=1",
 )
 #: What cargo gives the crates of the workspace to. Other libraries stay as the tests have compiled
 #: them; what is generic in them (serde's parsers) is compiled with our crates.

@@ -21,8 +21,15 @@ use everstep_core::message::Purpose;
 use everstep_core::shard::ShardFile;
 use region::{intact, overwrite};
 use std::fs;
+use std::io::{Write, stdout};
 use std::path::Path;
 use std::sync::Arc;
+
+/// Prints a line about what was covered, also if the test passes: only what `print!` writes is held
+/// back then.
+fn report(line: &str) {
+    stdout().write_all(format!("\n{line}\n").as_bytes()).unwrap();
+}
 
 fn tensors() -> (Vec<Tensor>, Vec<Vec<u8>>) {
     let sizes = [("a", 70_000usize), ("b", 12), ("c", 1_500_000), ("d", 0)];
@@ -105,7 +112,7 @@ fn every_flip_in_a_slot_is_noticed() {
         }
         overwrite(&slot, byte, &[good[byte]]);
     }
-    println!("corruption: {flips} flips in a slot, {} undetected", missed.len());
+    report(&format!("corruption: {flips} flips in a slot, {} undetected", missed.len()));
     assert!(missed.is_empty(), "{missed:?}");
 }
 
@@ -166,7 +173,7 @@ fn a_crash_at_any_point_of_a_commit_leaves_the_previous_checkpoint_or_the_new_on
     state(true, Some(&manifest), None, 3);
     state(false, Some(&manifest), Some(&shard), 3);
     state(true, Some(&manifest), Some(&shard), 6);
-    println!("crash states: {states} tried, previous or new checkpoint every time");
+    report(&format!("crash states: {states} tried, previous or new checkpoint every time"));
 }
 
 #[test]
