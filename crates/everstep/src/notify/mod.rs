@@ -5,10 +5,10 @@ mod dispatcher;
 mod payload;
 pub mod routes;
 
+use aws_lc_rs::hmac;
 use data_encoding::{BASE64, HEXLOWER};
 pub use dispatcher::{Dispatcher, when};
 use everstep_core::notify::{Attempts, Fate, Notice, Status};
-use ring::hmac;
 use routes::Route;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

@@ -105,7 +105,7 @@ pub fn dingtalk(of: &Notice) -> Value {
 /// it twice yields the same trace.
 pub fn trace(of: &Notice) -> Value {
     let id = |part: &str, bytes: usize| {
-        let hash = ring::digest::digest(&ring::digest::SHA256, format!("{}/{part}", of.key).as_bytes());
+        let hash = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, format!("{}/{part}", of.key).as_bytes());
         HEXLOWER.encode(hash.as_ref().get(..bytes).unwrap_or_default())
     };
     let said = |name: &str, value: &str| json!({"key": name, "value": {"stringValue": value}});
