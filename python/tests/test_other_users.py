@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import stat
 import subprocess
+import tempfile
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,7 +51,7 @@ def as_nobody(code: str, *arguments: str, wait: bool = True) -> subprocess.Popen
 
 
 @pytest.fixture
-def shared(tmp_path: Path) -> Path:
+def shared() -> Iterator[Path]:
     """A directory like /dev/shm and /tmp: everyone can write, but not remove the entries of
     others."""
     at = Path(f"/dev/shm/everstep-test-shared-{os.getpid()}")
@@ -56,6 +59,17 @@ def shared(tmp_path: Path) -> Path:
     at.chmod(0o1777)
     yield at
     subprocess.run(["rm", "-rf", "--one-file-system", str(at)], check=True)
+
+
+@pytest.fixture
+def binary() -> Iterator[Path]:
+    """A copy of everstep that other users can run, wherever the repository is.
+
+    Shared memory may be mounted without the right to execute."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        at = Path(directory)
+        at.chmod(0o755)
+        yield shutil.copy(EVERSTEP, at / "everstep")
 
 
 SAVES = """
@@ -117,11 +131,11 @@ def test_a_state_directory_that_others_can_write_is_refused(everstep, script, sh
     assert done.returncode == 78 and "chmod go-w" in done.stderr, done.stderr
 
 
-def test_without_a_home_nothing_goes_to_a_shared_temporary_directory(shared, script, tmp_path):
+def test_without_a_home_nothing_goes_to_a_shared_temporary_directory(shared, binary):
     """Refused, because the user has no home. (Otherwise, the home in the user database is used.)"""
     as_nobody("import os, sys; os.umask(0); os.makedirs(sys.argv[1] + '/everstep-state-54321')", str(shared))
     env = {"PATH": os.environ["PATH"], "TMPDIR": str(shared), "EVERSTEP_SHM_DIR": str(shared)}
-    line = [EVERSTEP, "run", "--standalone", "--no-python", "true"]
+    line = [binary, "run", "--standalone", "--no-python", "true"]
     done = subprocess.run(
         line,
         env=env,
