@@ -113,19 +113,16 @@ schema:
 
 # Selecting the whole workspace keeps the features of dependencies the same, so cargo does not rebuild them.
 TESTED := cargo test -q --profile checked
-SIMULATED := -p everstep-sim -p everstep-replay -p everstep-fleet
 # A crate that is built once more, with another feature and for a single test, is hardly optimized.
 QUICKLY = --config profile.checked.package.everstep-$(1).opt-level=1
 test:
 	$(MAKE) -j 3 -O check
-	$(TESTED) $(WORKSPACE) $(subst -p,--exclude,$(SIMULATED))
+	$(TESTED) $(WORKSPACE)
 	cargo build -q --profile checked $(call QUICKLY,checkpoint) $(WORKSPACE) --features everstep-checkpoint/faults --example foreign_directories
 	target/checked/examples/foreign_directories 2000 $$(date +%s)
-	$(MAKE) miri
-	$(MAKE) fuzz SECONDS=10 SEED=1
-	$(TESTED) $(SIMULATED) --lib
+	$(MAKE) -j 2 -O miri fuzz SECONDS=10 SEED=1
 	$(TESTED) $(WORKSPACE) --test simulation --test replay --test fleet -- --nocapture
-	$(TESTED) $(call QUICKLY,core) $(call QUICKLY,sim) -p everstep-sim --features planted --test planted -- --nocapture
+	$(TESTED) $(call QUICKLY,core) $(call QUICKLY,sim) $(WORKSPACE) --features everstep-sim/planted --test planted -- --nocapture
 	$(MAKE) setup PROFILE=checked BINARY= EXTENSION=$(EXTENSION),one-build
 	$(PY) -m pytest -q -n $(SESSIONS) --dist worksteal --durations=15 --durations-min=5 python/tests
 

@@ -37,7 +37,7 @@ COVERED = {
     "directories": (r'"sequences": ?(\d+)', "sequences of operations on foreign directories", 2000),
 }
 #: Miri repeats some of the tests, once per order of their threads.
-REPEATED = re.compile(r"^make miri$.*?^(?=cargo )", re.DOTALL | re.MULTILINE)
+REPEATED = re.compile(r"^python3 -m harness\.miri .*?^(?=cargo |make|python3 )", re.DOTALL | re.MULTILINE)
 #: What would point the clone at another build.
 FOREIGN = {"VIRTUAL_ENV", "CARGO_TARGET_DIR", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
 
