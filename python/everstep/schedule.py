@@ -45,10 +45,11 @@ LOOK_AGAIN = 3
 #: Share of the budget that is planned for: later snapshots may take longer than those measured.
 PLANNED = 0.65
 #: A snapshot pushes the state out of the caches, which delays the next update: nanoseconds per
-#: byte, and the most bytes that caches hold. An estimate: paired measurements (figure
-#: small-step-cost) found 30 µs for 1 MB, 0.2 to 0.3 ms for 10 MB, and no more for 50 MB.
-REFILL = 0.03
-REFILL_MAX = 16_000_000
+#: byte for what a core's own cache holds (the first number of bytes), nanoseconds per byte for what
+#: only the shared cache holds, and the most bytes that both hold. An estimate: paired measurements
+#: on four hosts (figure small-step-cost) found 30 to 70 µs for 1 MB, and 0.1 to 0.4 ms for 10 MB.
+REFILL_OWN, OWN_BYTES = 0.03, 2_000_000
+REFILL_SHARED, REFILL_MAX = 0.02, 23_000_000
 #: The file beside the checkpoints that keeps measurements and choice (C7); `everstep ckpt show`
 #: reads it.
 FILE = "everstep-frequency.json"
@@ -281,7 +282,8 @@ def source_of(
 def refill(size: int) -> int:
     """Returns the nanoseconds that the loop loses after a snapshot of ``size`` bytes because the
     caches must be refilled."""
-    return int(REFILL * min(size, REFILL_MAX))
+    size = min(size, REFILL_MAX)
+    return int(REFILL_OWN * min(size, OWN_BYTES) + REFILL_SHARED * max(size - OWN_BYTES, 0))
 
 
 class Snapshots:

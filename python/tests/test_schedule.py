@@ -106,7 +106,7 @@ def test_snapshots_are_rarer_only_when_they_cost_more_than_the_budget(clock):
 
 def test_caches_are_filled_again_up_to_their_size():
     assert schedule.refill(1_000_000) == 30_000
-    assert schedule.refill(10_000_000) == 300_000
+    assert schedule.refill(10_000_000) == 220_000
     assert schedule.refill(1 << 40) == schedule.refill(100_000_000) == 480_000
 
 
