@@ -95,6 +95,13 @@ def test_where_nothing_carries_a_number_nothing_is_claimed(started, optimizer):
     assert f"everstep explain --job {c.job} tells what happened" in c.output()
 
 
+def test_an_incident_is_over_if_the_job_was_back_just_before_the_next_one(started):
+    c, log = started("twice", "--die", "1:1:60", "--die", "2:1:61")
+    assert c.wait(240) == [0]
+    told = c.ask("explain", "inc-1", "--job", c.job).stdout
+    assert log.done(1) == 60 and "RECOVERED" in told.splitlines()[0], told
+
+
 def test_one_node_has_no_other_nodes(started):
     c, log = started("six", *DIES, "--everstep", "--hold", "2:70")
     c.wait_step(69, 240)

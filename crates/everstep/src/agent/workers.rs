@@ -105,8 +105,9 @@ impl Driver {
     async fn worker_exited(&mut self, worker: LocalWorker, exit: ProcessExit) {
         let LocalWorker { generation, local_rank } = worker;
         let ProcessExit { pid, outcome, asked, last_lines } = exit;
-        // Its last steps must be known before its end is reported.
-        self.look_at(local_rank).await;
+        // Its last steps must be known before its end is reported. With those of the other ranks,
+        // they show whether the job had made good an earlier incident.
+        self.look().await;
         self.ping(false);
         let crew = self.crew.as_mut().filter(|c| c.generation == generation);
         let worker = crew.and_then(|c| c.workers.get_mut(&local_rank).map(|w| (w, c.restarts)));
