@@ -46,8 +46,8 @@ LOOK_AGAIN = 3
 PLANNED = 0.65
 #: A snapshot pushes the state out of the caches, which delays the next update: nanoseconds per
 #: byte for what a core's own cache holds (the first number of bytes), nanoseconds per byte for what
-#: only the shared cache holds, and the most bytes that both hold. An estimate: paired measurements
-#: on four hosts (figure small-step-cost) found 30 to 70 µs for 1 MB, and 0.1 to 0.4 ms for 10 MB.
+#: only the shared cache holds, and the most bytes that both hold. An estimate, as hosts differ;
+#: figure small-step-cost compares it with paired measurements.
 REFILL_OWN, OWN_BYTES = 0.03, 2_000_000
 REFILL_SHARED, REFILL_MAX = 0.02, 23_000_000
 #: The file beside the checkpoints that keeps measurements and choice (C7); `everstep ckpt show`

@@ -141,6 +141,11 @@ fn lost(of: &Incident) -> String {
     format!("{steps}; {seconds:.1} rank-seconds ({})", stages.join(", "))
 }
 
+/// Returns whether the failed generation's processes have not been replaced yet.
+fn awaits_restart(of: &Incident) -> bool {
+    of.regrouped.is_none() && of.outcome == Outcome::Open
+}
+
 fn done(of: &Incident) -> String {
     let action = match of.action {
         // The job was stopped, or ended, before they were started again.
@@ -149,10 +154,8 @@ fn done(of: &Incident) -> String {
         {
             "stopped the processes and did not restart them"
         }
-        Action::Restart if of.regrouped.is_none() && of.outcome == Outcome::Open => "is restarting the processes",
-        Action::Reconfigure if of.regrouped.is_none() && of.outcome == Outcome::Open => {
-            "is waiting for enough nodes to re-form the world"
-        }
+        Action::Restart if awaits_restart(of) => "is restarting the processes",
+        Action::Reconfigure if awaits_restart(of) => "is waiting for enough nodes to re-form the world",
         Action::Restart => "restarted the processes",
         Action::Reconfigure => "re-formed the world",
         Action::Fail => "ended the job",
@@ -236,7 +239,7 @@ fn worked(of: &Incident) -> String {
 fn advice(of: &Incident) -> String {
     let failure = of.blamed.as_ref().map_or(of.failure.as_ref(), |b| b.failure.as_ref());
     if let Some(stopped) = failure.filter(|f| matches!(f.cause, Cause::Hung { evidence: HangEvidence::Stopped, .. })) {
-        let continues = if of.regrouped.is_none() && of.outcome == Outcome::Open {
+        let continues = if awaits_restart(of) {
             let (pid, node) = (stopped.pid, of.at_fault());
             format!("; until everstep ends such a process, kill -CONT {pid} on node {node} lets it continue")
         } else {

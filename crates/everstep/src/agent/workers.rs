@@ -102,13 +102,18 @@ impl Driver {
         }
     }
 
+    /// Reports how far all workers are, before the end of one of them: together, their last steps
+    /// show whether the job had made good an earlier incident. Also notices which of them have
+    /// ended.
+    async fn report_last_steps(&mut self) {
+        self.look().await;
+        self.ping(false);
+    }
+
     async fn worker_exited(&mut self, worker: LocalWorker, exit: ProcessExit) {
         let LocalWorker { generation, local_rank } = worker;
         let ProcessExit { pid, outcome, asked, last_lines } = exit;
-        // Its last steps must be known before its end is reported. With those of the other ranks,
-        // they show whether the job had made good an earlier incident.
-        self.look().await;
-        self.ping(false);
+        self.report_last_steps().await;
         let crew = self.crew.as_mut().filter(|c| c.generation == generation);
         let worker = crew.and_then(|c| c.workers.get_mut(&local_rank).map(|w| (w, c.restarts)));
         let words = match worker {
@@ -334,10 +339,7 @@ impl Driver {
         worker.error = Some(message.clone());
         if let Some(text) = uncaught {
             let pid = worker.pid;
-            // Its last steps must be known before its end is reported, and whether others have
-            // ended.
-            self.look().await;
-            self.ping(false);
+            self.report_last_steps().await;
             let words = Words { message, text };
             self.crew_event(generation, CrewEvent::WorkerRaised { local_rank, pid, words }).await;
         }

@@ -100,20 +100,15 @@ fn first_cause(job: &str, agents: &[AgentFile]) -> Option<()> {
     let found = |name: &str| roots.iter().map(|r| r.join(&worker).join(name)).find(|p| p.is_file());
     // The stacks explain a hang. Its last output explains any other failure.
     let hung = matches!(failure.cause, Cause::Hung { .. });
-    let stacks = found(STACKS_FILE).filter(|p| hung && std::fs::metadata(p).is_ok_and(|m| m.len() > 0));
+    let written = |name: &str| found(name).filter(|p| std::fs::metadata(p).is_ok_and(|m| m.len() > 0));
+    let stacks = if hung { written(STACKS_FILE) } else { None };
     // A process that was killed has often written nothing to standard error.
-    let written = |path: &PathBuf| std::fs::metadata(path).is_ok_and(|m| m.len() > 0);
-    let output = || [found("stderr.log"), found("stdout.log")].into_iter().flatten().find(written);
-    let (path, what) = match stacks {
-        Some(path) => (path, "thread stacks in"),
-        None => match output() {
-            Some(path) => (path, "last lines of"),
-            None if found("stderr.log").is_some() => {
-                println!("its process had printed nothing");
-                return Some(());
-            }
-            None => return None,
-        },
+    let output = || written("stderr.log").or_else(|| written("stdout.log"));
+    let shown = stacks.map(|path| (path, "thread stacks in")).or_else(|| Some((output()?, "last lines of")));
+    let Some((path, what)) = shown else {
+        found("stderr.log")?;
+        println!("its process had printed nothing");
+        return Some(());
     };
     let text = String::from_utf8_lossy(&std::fs::read(&path).ok()?).into_owned();
     let lines: Vec<&str> = text.lines().collect();

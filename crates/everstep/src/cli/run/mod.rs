@@ -286,15 +286,9 @@ fn say_end(o: &RunOptions, job: &str, end: &End, logs: &Path) {
         tracing::error!("{}", end.why);
         let (code, logs) = (end.code, logs.display());
         // If a signal ended the job, or it was refused, the cause is known.
-        match code {
-            129..=192 => tracing::error!("job {job} ended with exit code {code}; logs in {logs}"),
-            _ if code == ExitCode::Refused.number() => {
-                tracing::error!("job {job} ended with exit code {code}; logs in {logs}");
-            }
-            _ => tracing::error!(
-                "job {job} ended with exit code {code}; logs in {logs}; see: everstep logs {job} --first-cause"
-            ),
-        }
+        let known = (129..=192).contains(&code) || code == ExitCode::Refused.number();
+        let see = if known { String::new() } else { format!("; see: everstep logs {job} --first-cause") };
+        tracing::error!("job {job} ended with exit code {code}; logs in {logs}{see}");
     }
 }
 
